@@ -86,7 +86,7 @@ ARCHIVES = (
     ),
     Tested(
         *("w4", ("tests/data/w4.yaml", "--candidates", "4")),
-        tests=("tests/test_gpu_w4.py", "tests/test_gpu_kernels.py"),
+        tests=("tests/test_gpu_w4.py", "tests/test_gpu_sm80_w4.py", "tests/test_gpu_kernels.py"),
         memcheck=((),),
         racecheck=(("--schedules",),),
     ),

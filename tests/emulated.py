@@ -1,157 +1,32 @@
-"""Kernels of `aot/kernels/` that use no tensor cores, run on the CPU: each thread of a block is one of Python's.
+"""Kernels of `aot/kernels/` that use nothing of Hopper, run on the CPU: each thread of a block is one of Python's.
 
-What they take of the DSL is here in plain Python, with its barriers, shuffles and atomics, so that what a kernel does
-to memory can be seen where there is no GPU. Blocks run one after the other, and of a block one thread at a time, in
-orders that differ between barriers. Nothing is compiled, and addresses, types and vectors are not checked: those the
-launch-program oracle and a GPU see.
+What they take of the DSL is here in plain Python, with its barriers, shuffles and atomics, and in `emulated_warp` what
+a warp does together with tensor cores, so that what a kernel does to memory can be seen where there is no GPU. Blocks
+run one after the other, and of a block one thread at a time, in orders that differ between barriers. Nothing is
+compiled, and addresses, types and vectors are not checked: those the launch-program oracle and a GPU see.
 """
 
 from __future__ import annotations
 
-import _thread
 import ast
 import itertools
 import math
-import random
-import threading
+import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
-WARP = 32
+from . import emulated_warp
+from .emulated_threads import HERE as HERE
+from .emulated_threads import WARP as WARP
+from .emulated_threads import Shared, Turns
 
-
-class _Turns:
-    """Lets one thread of a block run at a time, until it waits for others or ends; which is next is drawn, with a fixed
-    seed. A thread that has not begun begins on the system's thread of one that has ended, if there is one."""
-
-    def __init__(self, threads: int, body: Callable[[int], None]) -> None:
-        self._body = body
-        self._ready, self._left = list(range(threads)), threads
-        self._gates: dict[int, Any] = {}  # locks, of threads that have begun
-        self._random = random.Random(threads)
-        self._failed: BaseException | None = None
-        self._done = threading.Lock()
-
-    def run(self) -> None:
-        """Run `body` of every thread; what the first that fails raises is raised."""
-        self._done.acquire()
-        self._pass_on()
-        self._done.acquire()
-        if self._failed is not None:
-            raise self._failed
-
-    def wait(self) -> None:
-        """Let others run until `ready` names this thread and its turn comes."""
-        gate = self._gates[HERE.thread]
-        self._pass_on()
-        gate.acquire()
-        if self._failed is not None:
-            raise SystemExit  # ends a thread of a block in which another failed
-
-    def ready(self, threads: list[int]) -> None:
-        """These wait no longer."""
-        self._ready += threads
-
-    def _pass_on(self) -> None:
-        thread = self._next()
-        if thread is not None:
-            _thread.start_new_thread(self._work, (thread,))
-
-    def _next(self) -> int | None:
-        """The thread whose turn it is, if it has not begun; one that has goes on where it waits."""
-        if not self._ready:
-            self._fail(AssertionError("all threads that have not ended are at barriers that others never reach"))
-            return None
-        place = self._random.randrange(len(self._ready))
-        self._ready[place], self._ready[-1] = self._ready[-1], self._ready[place]
-        thread = self._ready.pop()
-        if thread not in self._gates:
-            return thread
-        self._gates[thread].release()
-        return None
-
-    def _work(self, thread: int | None) -> None:
-        while thread is not None:
-            self._gates[thread] = threading.Lock()
-            self._gates[thread].acquire()
-            try:
-                self._body(thread)
-            except BaseException as error:
-                self._fail(error)
-                return
-            self._left -= 1
-            if not self._left:
-                self._done.release()
-                return
-            thread = self._next()
-
-    def _fail(self, error: BaseException) -> None:
-        if self._failed is None:
-            self._failed = error
-            self._done.release()
-            for gate in self._gates.values():
-                if gate.locked():
-                    gate.release()
-
-
-class _Barrier:
-    """Where so many threads wait for each other."""
-
-    def __init__(self, turns: _Turns, size: int) -> None:
-        self._turns, self._size = turns, size
-        self._arrived: list[int] = []
-
-    def wait(self) -> None:
-        if len(self._arrived) + 1 < self._size:
-            self._arrived.append(HERE.thread)
-            self._turns.wait()
-        else:
-            arrived, self._arrived = self._arrived, []
-            self._turns.ready(arrived)
-
-
-class _Warp:
-    """Where 32 threads meet and see what each brought."""
-
-    def __init__(self, turns: _Turns) -> None:
-        self.barrier = _Barrier(turns, WARP)
-        self.values: list[Any] = [None] * WARP
-
-    def exchange(self, lane: int, value: Any) -> list[Any]:
-        self.values[lane] = value
-        self.barrier.wait()
-        found = list(self.values)
-        self.barrier.wait()
-        return found
-
-
-class _Here(threading.local):
-    """The thread that runs: its number, its block's, and what it shares."""
-
-    thread: int
-    block: tuple[int, int, int]
-    shared: Any
-    allocated: int
-
-
-HERE = _Here()
-
-
-class _Shared:
-    """What the threads of a block share."""
-
-    def __init__(self, threads: int, turns: _Turns) -> None:
-        self.barrier = _Barrier(turns, threads)
-        self.warps = [_Warp(turns) for _ in range(threads // WARP)]
-        self.memory: dict[int, np.ndarray[Any, Any]] = {}
-
-
-HALF = types.SimpleNamespace(width=16)  # element types
-E4M3 = types.SimpleNamespace(width=8, rounded=lambda values: _rounded_to_e4m3(values))
+_ROOT = Path(__file__).parent.parent
 
 
 def _rounded_to_e4m3(values: Sequence[Any]) -> list[Any]:
@@ -159,6 +34,20 @@ def _rounded_to_e4m3(values: Sequence[Any]) -> list[Any]:
     magnitudes = np.minimum(np.abs(np.array(values, np.float64)), 448.0)
     steps = np.exp2(np.floor(np.log2(np.maximum(magnitudes, 2.0**-6))) - 3)
     return list(np.copysign(np.round(magnitudes / steps) * steps, values))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An element type; `array` is numpy's, where the memory of one can be taken for that of another."""
+
+    width: int
+    array: Any = None
+    rounded: Callable[[Sequence[Any]], list[Any]] = list
+
+
+HALF, E4M3 = Kind(16), Kind(8, rounded=_rounded_to_e4m3)
+BFLOAT16 = Kind(16, ml_dtypes.bfloat16, lambda values: list(np.array(values, ml_dtypes.bfloat16)))
+UINT8 = Kind(8, np.uint8)
 
 
 class Pointer:
@@ -171,6 +60,12 @@ class Pointer:
     @property
     def llvm_ptr(self) -> Pointer:
         return self
+
+    def recast(self, dtype: Any) -> Pointer:
+        """The same place, where what is there is of another type."""
+        memory, at = self.memory.view(_array_of(dtype)), self.offset * self.memory.itemsize
+        assert at % memory.itemsize == 0
+        return Pointer(memory, at // memory.itemsize)
 
 
 class Tensor:
@@ -211,6 +106,15 @@ class Tensor:
     def fill(self, value: Any) -> None:
         self.iterator.memory[:] = value
 
+    @property
+    def array(self) -> np.ndarray[Any, Any]:
+        """The memory that it is a view of."""
+        memory, at = self.iterator.memory, self.iterator.offset
+        last = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
+        assert 0 <= at <= at + last < memory.size, f"elements {at} to {at + last} of {memory.size}"
+        strides = [stride * memory.itemsize for stride in self.strides]
+        return np.lib.stride_tricks.as_strided(memory[at:], self.shape, strides)
+
     def load(self) -> _Values:
         return _Values([self[i] for i in range(self.shape[0])])
 
@@ -219,9 +123,26 @@ class Tensor:
             self[i] = value
 
 
-class _Values(list[Any]):
+class _Values:
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __add__(self, other: Any) -> _Values:
+        return _Values([a + b for a, b in zip(self, other, strict=True)])
+
+    def __mul__(self, factor: Any) -> _Values:
+        return _Values([value * factor for value in self])
+
     def to(self, kind: Any) -> _Values:
-        return _Values(kind.rounded(self)) if kind is E4M3 else self
+        if kind is _Number:
+            return _Values([_Number(value) for value in self])
+        return _Values(kind.rounded(list(self)))
 
 
 class _Number(np.float32):
@@ -229,39 +150,76 @@ class _Number(np.float32):
         return _Number(self)
 
 
-def _make_layout(shape: Any) -> tuple[int, ...]:
-    return tuple(map(int, shape)) if isinstance(shape, tuple) else (int(shape),)
+class Word(int):
+    """32 bits without a sign."""
+
+    def __new__(cls, value: Any) -> Word:
+        return super().__new__(cls, int(value) & 0xFFFFFFFF)
+
+    def ir_value(self) -> Word:
+        return self
 
 
-def _tensor_of(at: Pointer, shape: tuple[int, ...], element_type: Any = HALF) -> Tensor:
-    strides = tuple(itertools.accumulate((1, *shape[:-1]), lambda a, b: a * b))
-    return Tensor(at, shape, strides, element_type)
+def _array_of(kind: Any) -> Any:
+    """Numpy's element type, where there is one for what the DSL has."""
+    known = {int: np.int32, Word: np.uint32, _Number: np.float32}
+    return kind.array if isinstance(kind, Kind) else known[kind]
+
+
+class _Layout(NamedTuple):
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def _make_layout(shape: Any, stride: tuple[int, ...] | None = None) -> _Layout:
+    extents = tuple(map(int, shape)) if isinstance(shape, tuple) else (int(shape),)
+    return _Layout(extents, stride or tuple(itertools.accumulate((1, *extents[:-1]), lambda a, b: a * b)))
+
+
+def _make_tensor(at: Pointer, layout: _Layout, element_type: Any = HALF) -> Tensor:
+    return Tensor(at, *layout, element_type)
+
+
+def _make_rmem_tensor(shape: Any, kind: Any) -> Tensor:
+    layout = _make_layout(shape)
+    typed = kind in (BFLOAT16, Word)  # else a register keeps whatever Python has
+    memory = np.empty(math.prod(layout.shape), _array_of(kind) if typed else object)
+    return Tensor(Pointer(memory), *layout, kind)
 
 
 class _Allocator:
     """Every thread allocates in the same order, and what it gets is the block's."""
 
-    def allocate_tensor(self, kind: Any, shape: tuple[int, ...], alignment: int) -> Tensor:
-        number, HERE.allocated = HERE.allocated, HERE.allocated + 1
+    def allocate_tensor(self, kind: Any, layout: _Layout, alignment: int) -> Tensor:
         dtype = np.float32 if kind is _Number else np.int64
-        memory = HERE.shared.memory.setdefault(number, np.full(math.prod(shape), 12345, dtype))
-        return _tensor_of(Pointer(memory), shape)
+        return _make_tensor(self._of_block(math.prod(layout.shape), 12345, dtype), layout)
+
+    def allocate_array(self, kind: Any, count: int, byte_alignment: int) -> Pointer:
+        """Bytes that are all ones, so no number in bf16 or f32."""
+        return self._of_block(count, 0xFF, _array_of(kind))
+
+    def _of_block(self, count: int, value: int, dtype: Any) -> Pointer:
+        number, HERE.allocated = HERE.allocated, HERE.allocated + 1
+        return Pointer(HERE.shared.memory.setdefault(number, np.full(count, value, dtype)))
 
 
-def _copy(atom: Any, source: Tensor, target: Tensor) -> None:
-    for i in range(source.shape[0]):
-        target[i] = source[i]
+class _Copy:
+    """A copy of a thread's own, at once."""
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        for i in range(source.shape[0]):
+            target[i] = source[i]
 
 
 def _zipped_divide(tensor: Tensor, tile: tuple[int]) -> Tensor:
     (step,), (size,) = tensor.strides, tile
+    assert tensor.shape[0] % size == 0, "tiles that hang over are not emulated"
     return Tensor(tensor.iterator, (size, tensor.shape[0] // size), (step, step * size), tensor.element_type)
 
 
 def _shuffle(source: Callable[[int, int], int]) -> Callable[[Any, int], Any]:
     def exchange(value: Any, by: int) -> Any:
-        lane = HERE.thread % WARP
-        found = HERE.shared.warps[HERE.thread // WARP].exchange(lane, value)
+        lane, found = HERE.lane, HERE.warp.exchange(HERE.lane, value)
         place = source(lane, by)
         return found[place] if 0 <= place < WARP else value
 
@@ -269,7 +227,12 @@ def _shuffle(source: Callable[[int, int], int]) -> Callable[[Any, int], Any]:
 
 
 def _brought(value: Any) -> list[Any]:
-    return HERE.shared.warps[HERE.thread // WARP].exchange(HERE.thread % WARP, value)
+    return HERE.warp.exchange(HERE.lane, value)
+
+
+def _uniform(value: Any) -> Any:
+    assert len(set(_brought(value))) == 1, "a warp's lanes bring different values"
+    return value
 
 
 def _atomic_add(at: Pointer, value: int) -> None:
@@ -283,19 +246,28 @@ def _range(*bounds: int, unroll: int = 1) -> range:
 ARCH = types.SimpleNamespace(
     thread_idx=lambda: (HERE.thread, 0, 0),
     block_idx=lambda: HERE.block,
-    lane_idx=lambda: HERE.thread % WARP,
+    lane_idx=lambda: HERE.lane,
+    make_warp_uniform=_uniform,
     sync_threads=lambda: HERE.shared.barrier.wait(),
-    sync_warp=lambda: HERE.shared.warps[HERE.thread // WARP].barrier.wait(),
+    sync_warp=lambda: HERE.warp.barrier.wait(),
+    cp_async_commit_group=emulated_warp.commit_group,
+    cp_async_wait_group=emulated_warp.wait_group,
     shuffle_sync=_shuffle(lambda lane, of: of),
     shuffle_sync_up=_shuffle(lambda lane, by: lane - by),
     shuffle_sync_bfly=_shuffle(lambda lane, by: lane ^ by),
     fmax=np.fmax,
+    rcp_approx=lambda x: np.float32(1) / x,
     vote_ballot_sync=lambda chosen: sum(1 << lane for lane, other in enumerate(_brought(bool(chosen))) if other),
     popc=lambda bits: int(bits).bit_count(),
-    lanemask_lt=lambda: (1 << HERE.thread % WARP) - 1,
+    lanemask_lt=lambda: (1 << HERE.lane) - 1,
     atomic_add=_atomic_add,
     warp_redux_sync=lambda value, kind: {"add": sum}[kind](_brought(value)),
 )
+
+
+def _assume(value: int, divby: int) -> int:
+    assert value % divby == 0, f"{value} is no multiple of {divby}"
+    return value
 
 
 def _size(tensor: Tensor, mode: Sequence[int] | None = None) -> int:
@@ -310,18 +282,27 @@ CUTE = types.SimpleNamespace(
     size=_size,
     ceil_div=lambda a, b: -(-a // b),
     make_layout=_make_layout,
-    make_tensor=_tensor_of,
-    make_rmem_tensor=lambda shape, kind: _tensor_of(Pointer(np.empty(math.prod(shape), object)), shape, kind),
-    make_copy_atom=lambda *_, **__: None,
-    copy=_copy,
+    make_tensor=_make_tensor,
+    make_rmem_tensor=_make_rmem_tensor,
+    recast_ptr=lambda pointer, dtype: pointer.recast(dtype),
+    assume=_assume,
+    make_copy_atom=lambda atom, *_, **__: atom,
+    make_mma_atom=lambda atom: atom,
+    copy=lambda atom, source, target: atom.copy(source, target),
+    gemm=lambda atom, *operands: atom.gemm(*operands),
     zipped_divide=_zipped_divide,
-    nvgpu=types.SimpleNamespace(CopyUniversalOp=lambda: None),
-    math=types.SimpleNamespace(absf=abs),
+    nvgpu=types.SimpleNamespace(CopyUniversalOp=_Copy, LoadCacheMode=types.SimpleNamespace(GLOBAL=None)),
+    math=types.SimpleNamespace(absf=abs, exp=lambda x, fastmath: np.exp(x)),
+    **dict.fromkeys(("CopyAtom", "Pointer"), Any),
 )
 CUTLASS = types.SimpleNamespace(
     cute=CUTE,
     Int32=int,
+    Int64=int,
+    Uint32=Word,
+    Uint8=UINT8,
     Float32=_Number,
+    BFloat16=BFLOAT16,
     Constexpr=Any,
     const_expr=bool,
     range=_range,
@@ -332,32 +313,54 @@ CUTLASS = types.SimpleNamespace(
     memory=types.SimpleNamespace(SmemAllocator=_Allocator),
 )
 
+# What modules of kernels import of the DSL.
+_MODULES = {
+    "cutlass": CUTLASS,
+    "cutlass.cute.nvgpu": emulated_warp,
+    "cutlass._mlir.dialects": types.SimpleNamespace(llvm=emulated_warp),
+    "cutlass.cutlass_dsl": types.SimpleNamespace(T=types.SimpleNamespace(i32=lambda: None)),
+}
+
 
 def module(path: Path, package: str = "aot.kernels", given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What a kernel's module, of a package, defines, of this DSL; and so modules beside it from which it imports, but
+    """What a kernel's module, of a package, defines, of this DSL; and so modules of kernels from which it imports, but
     for names that are `given`."""
     given = given or {}
-    found: dict[str, Any] = {
-        **given,
-        "cutlass": CUTLASS,
-        "cute": CUTE,
-        "__package__": package,
-        "__name__": f"{package}.{path.stem}",
-    }
+    found: dict[str, Any] = {**given, "__package__": package, "__name__": f"{package}.{path.stem}"}
     tree = ast.parse(path.read_text())
     for node in list(tree.body):
-        names = {alias.name for alias in node.names} if isinstance(node, ast.Import | ast.ImportFrom) else set()
-        if names and names <= set(given):
-            tree.body.remove(node)
+        if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
-        beside = path.parent / f"{node.module}.py" if isinstance(node, ast.ImportFrom) and node.level == 1 else None
-        if beside is not None:
-            defined = module(beside, package)
-            found |= {name: defined[name] for name in names}
-        if beside is not None or names in ({"cutlass"}, {"cute"}):
+        defined = None
+        if {alias.name for alias in node.names} <= set(given):
+            defined = given
+        elif isinstance(node, ast.Import):
+            defined = _MODULES if node.names[0].name in _MODULES else None
+        elif node.level:
+            defined = _emulated(node, package)
+        elif node.module in _MODULES:
+            defined = vars(_MODULES[node.module])
+        if defined is not None and all(alias.name in defined for alias in node.names):
+            found |= {alias.asname or alias.name: defined[alias.name] for alias in node.names}
             tree.body.remove(node)
     exec(compile(tree, str(path), "exec"), found)
     return found
+
+
+def _emulated(node: ast.ImportFrom, package: str) -> dict[str, Any] | None:
+    """What a module of `package` imports by its place, if that is of this DSL: names of a module, or modules."""
+    parents = package.split(".")
+    within = [*parents[: len(parents) + 1 - node.level], *(node.module.split(".") if node.module else ())]
+    folder = _ROOT.joinpath(*within)
+    if folder.with_suffix(".py").is_file():
+        return _of_dsl(folder.with_suffix(".py"), ".".join(within[:-1]))
+    found = {alias.name: _of_dsl(folder / f"{alias.name}.py", ".".join(within)) for alias in node.names}
+    return {name: types.SimpleNamespace(**defined) for name, defined in found.items() if defined is not None} or None
+
+
+def _of_dsl(path: Path, package: str) -> dict[str, Any] | None:
+    ours = path.is_file() and re.search("^(import|from) cutlass", path.read_text(), re.MULTILINE)
+    return module(path, package) if ours else None
 
 
 def run(kernel: Callable[..., None], grid: tuple[int, int], threads: int, *arguments: Any) -> None:
@@ -368,9 +371,10 @@ def run(kernel: Callable[..., None], grid: tuple[int, int], threads: int, *argum
 
 def _run_block(kernel: Callable[[], None], block: tuple[int, int, int], threads: int) -> None:
     def body(number: int) -> None:
-        HERE.thread, HERE.block, HERE.shared, HERE.allocated = number, block, shared, 0
+        HERE.thread, HERE.block, HERE.shared, HERE.allocated, HERE.copies = number, block, shared, 0, [[]]
         kernel()
+        assert not any(HERE.copies), "a thread ends while copies may be under way"
 
-    turns = _Turns(threads, body)
-    shared = _Shared(threads, turns)
+    turns = Turns(threads, body)
+    shared = Shared(threads, turns)
     turns.run()

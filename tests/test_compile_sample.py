@@ -31,8 +31,8 @@ def test_a_seed_draws_the_same_and_another_others() -> None:
     assert len(set(first) & set(other)) < 30
 
 
-def test_where_there_are_fewer_it_draws_all() -> None:
-    drawn = compile_sample.draw(10_000, 0, ["sm_80"])
+def test_of_a_family_that_has_fewer_it_draws_all() -> None:
+    drawn = compile_sample.draw(400, 0, ["sm_80"])
     assert {v.target for v in drawn} == {"sm_80"}
     assert sum(v.family == "sm80_tensorop" for v in drawn) == 8, "two types, two tiles, batched or not"
 

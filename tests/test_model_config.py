@@ -367,7 +367,8 @@ def test_experts_that_are_left_out_are_said() -> None:
         (
             {"fuse": True},
             (
-                "no kernel computes o, gate_up, down on sm_80: none for sm_80 has the epilogue residual; ",
+                "no kernel computes o, gate_up, down on sm_80: sm80_tensorop, the nearest for sm_80, ",
+                "lacks the epilogue residual; ",
                 "sm_90a, sm_100a, sm_103a, sm_107a, sm_110a can; name another target, or leave --fuse out",
             ),
         ),
@@ -389,6 +390,6 @@ def test_a_target_that_was_named_and_lacks_kernels_for_biases_of_the_model_is_to
     biased = {**qwen2(), "torch_dtype": "bfloat16"}
     assert warnings(biased, targets=("sm_90a",)) == []
     assert warnings(biased, targets=("sm_80", "sm_90a")) == [
-        "config.json: no kernel computes qkv on sm_80: none for sm_80 has the epilogue bias; "
+        "config.json: no kernel computes qkv on sm_80: sm80_tensorop, the nearest for sm_80, lacks the epilogue bias; "
         "sm_90a, sm_100a, sm_103a, sm_107a, sm_110a can; a build leaves them out there"
     ]

@@ -10,6 +10,7 @@ import pytest
 
 from .command_line import ROOT
 from .ptx.parse import parse
+from .sm80_w4_samples import CHOICES, variant
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -25,7 +26,7 @@ def run(target: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     [
         ("sm_90a", (2, 5, 7, 9, 12, 17, 18, 19, 20, 27, 28)),
         ("sm_100a", (1, 21, 23)),
-        ("sm_80", (0, 20)),
+        ("sm_80", (0, 9, 10, 20)),
     ],
 )
 def test_kernels_compute_what_their_reference_says(target: str, numbers: tuple[int, ...]) -> None:
@@ -33,12 +34,23 @@ def test_kernels_compute_what_their_reference_says(target: str, numbers: tuple[i
     assert (done.returncode, done.stdout.count("ok ") >= len(numbers)) == (0, True), done.stdout + done.stderr
 
 
-def test_what_a_kernel_forgets_is_seen() -> None:
-    forgotten = ("waits at mbarriers", "waits for products", "products of a step")
-    done = run(
-        "sm_90a", "--case", 7, "--family", "sm90_small_m", *(w for what in forgotten for w in ("--forget", what))
-    )
+@pytest.mark.parametrize(
+    ("target", "family", "case", "forgotten"),
+    [
+        ("sm_90a", "sm90_small_m", 7, ("waits at mbarriers", "waits for products", "products of a step")),
+        ("sm_80", "sm80_w4", 9, ("waits for copies",)),
+    ],
+)
+def test_what_a_kernel_forgets_is_seen(target: str, family: str, case: int, forgotten: tuple[str, ...]) -> None:
+    done = run(target, "--case", case, "--family", family, *(w for what in forgotten for w in ("--forget", what)))
     assert (done.returncode, done.stdout.count("FAIL"), "ok " in done.stdout) == (1, len(forgotten), False), done.stdout
+
+
+@pytest.mark.parametrize("scaling", ["mxfp4_weight", "int4_weight"])
+def test_a_kernel_for_ampere_is_right_where_no_build_chooses_it(scaling: str) -> None:
+    epilogue = "bias" if scaling == "mxfp4_weight" else "none"  # of the case
+    done = run("sm_90a", "--name", variant(CHOICES[1], scaling, "sm_90a", epilogue).name())
+    assert (done.returncode, done.stdout.count("ok ")) == (0, 1), done.stdout + done.stderr
 
 
 def test_whatever_ends_of_groups_are_only_their_rows_are_written() -> None:

@@ -16,8 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aot.kernels.sm90.w4.form import Form
 from aot.kernels.sm90.w4.plan import Plan
+from aot.kernels.w4.form import Form
 from aot.search.legal import unsuited
 from aot.search.provider import provider
 from aot.search.targets import TARGETS
@@ -194,7 +194,7 @@ format: 1
 model: w4
 source: made up
 tokens: [16]
-targets: [sm_90a]
+targets: [sm_80, sm_90a]
 gemms:
   - {name: mxfp4, n: 512, k: 1088, dtypes: {a: bf16, b: e2m1, d: bf16}, scaling: mxfp4_weight}
   - {name: int4, n: 512, k: 1152, dtypes: {a: bf16, b: u4, d: bf16}, scaling: int4_weight}
@@ -203,7 +203,7 @@ gemms:
 
 @pytest.fixture(scope="module")
 def archive(request: pytest.FixtureRequest) -> Path:
-    """A compiled kernel of each format."""
+    """A compiled kernel of each format and target."""
     pytest.importorskip("cutlass", reason="the DSL is not installed")
     return made_once(request, "w4", build) / "w4.aot"
 
@@ -217,14 +217,15 @@ def build(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.fixture
-def library(archive: Path, torch: FakeTorch) -> Iterator[Library]:
+@pytest.fixture(params=["sm_80", "sm_90a"])
+def library(archive: Path, torch: FakeTorch, request: pytest.FixtureRequest) -> Iterator[Library]:
     with Archive.open(archive) as opened:
         kernels = {}
         for name in opened.functions:
             (launch,), (kernel,) = opened.record(name)["program"]["launches"], opened.record(name)["kernels"]
             kernels[opened.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
-        with Library(opened, RecordingDriver(kernels=kernels)) as made:
+        capability = TARGETS[request.param].compute_capability
+        with Library(opened, RecordingDriver(kernels=kernels, capability=capability)) as made:
             yield made
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..kernels.sm90.w4.form import Form
 from ..kernels.sm90.w4.plan import Plan
+from ..kernels.w4.form import Form
 from ..search.costs import Extents, Machine, Number, ceil, maximum, minimum, select
 from ..search.h200 import H200, W4
 from ..search.variants import Variant

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..kernels.sm90.grouped_w4.plan import Plan
-from ..kernels.sm90.w4.form import Form
-from ..kernels.sm90.w4.plan import BLOCK_K
+from ..kernels.w4.form import BLOCK_K, Form
 from .likely_w4 import DEEP_STAGES_TOKENS, ENOUGH_STAGES, WARP_GROUPS
 
 # What is worth trying of each choice, in the order in which builds enumerate it.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..kernels.sm90.w4.form import Form
-from ..kernels.sm90.w4.plan import BLOCK_K, Plan
+from ..kernels.sm90.w4.plan import Plan
+from ..kernels.w4.form import BLOCK_K, Form
 
 # The sizes that were timed, in the order in which they are tried.
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {

@@ -16,11 +16,13 @@ from runtime.numbers.quantised import SCALINGS_OF_ROWS
 from runtime.numbers.weights import FORMATS
 
 from ..kernels import moe_choices
+from ..kernels.sm80.w4 import choices as sm80_w4_choices
 from ..kernels.sm90.grouped import choices as grouped_choices
 from ..kernels.sm90.grouped_w4 import choices as grouped_w4_choices
 from ..kernels.sm90.persistent import choices as persistent_choices
 from ..kernels.sm90.small_m import choices as small_m_choices
 from ..kernels.sm90.w4 import choices as w4_choices
+from ..kernels.w4.choices import limit as limit_of_weights
 from ..search.legal import illegal, legal_functions, legal_variants
 from ..search.provider import Buildable, ProviderError
 from ..search.targets import TARGETS
@@ -29,12 +31,14 @@ from . import (
     estimate_grouped,
     estimate_grouped_w4,
     estimate_persistent,
+    estimate_sm80_w4,
     estimate_small_m,
     estimate_w4,
     likely_grouped,
     likely_grouped_w4,
     likely_persistent,
     likely_row_wise,
+    likely_sm80_w4,
     likely_small_m,
     likely_w4,
     summation,
@@ -51,6 +55,7 @@ _OF_4_BITS = ("bf16", "e2m1", "bf16"), ("bf16", "u4", "bf16")
 _IDS = ("i32",), ("i32", "i32")  # of experts, and with a map of them
 _WEIGHTS: tuple[tuple[str, ...], ...] = (), ("f32",)  # of experts: none, or one for each of a token
 _FROM_HOPPER = tuple(name for name, target in TARGETS.items() if target.compute_capability >= (9, 0))
+_UNGATED = frozenset(word for word, of in EPILOGUES.items() if not of.gated)
 _FP8 = (("e4m3", "e4m3", "bf16"), ("e4m3", "e4m3", "f16"), ("e4m3", "e4m3", "e4m3"))
 _WHOLE_WARPS = tuple(range(32, 1025, 32))  # threads of a block
 _LIKELY_GROUPED = Likely(
@@ -106,10 +111,30 @@ FAMILIES: dict[str, Family] = {
         ),
         batched=(False,),
         scalings=tuple(FORMATS),
-        epilogues=frozenset(word for word, of in EPILOGUES.items() if not of.gated),
-        limit=lambda v, s: w4_choices.limit(gemm.w4_form(v), s.n, s.k),
+        epilogues=_UNGATED,
+        limit=lambda v, s: limit_of_weights(gemm.w4_form(v), s.n, s.k),
         summation=summation.by_itself,
         estimate_us=lambda v, *of: estimate_w4.estimate_us(v, gemm.w4_form, *of),
+    ),
+    # The same weights by what Ampere has and later GPUs have too. Legal on Hopper, where none is likely.
+    "sm80_w4": Family(
+        "gemm",
+        ("sm_80", "sm_90a", "sm_120a"),
+        _OF_4_BITS,
+        sm80_w4_choices.OPTIONS,
+        lambda v: sm80_w4_choices.rule(v.options, gemm.w4_form(v)),
+        sm80_w4_choices.hopeless,
+        Likely(
+            lambda v: likely_sm80_w4.unlikely(v.options, v.target),
+            likely_sm80_w4.hopeless,
+            likely_sm80_w4.OPTIONS,
+        ),
+        batched=(False,),
+        scalings=tuple(FORMATS),
+        epilogues=_UNGATED,
+        limit=lambda v, s: limit_of_weights(gemm.w4_form(v), s.n, s.k),
+        summation=summation.by_itself,
+        estimate_us=lambda v, *of: estimate_sm80_w4.estimate_us(v, gemm.w4_form, *of),
     ),
     # More tokens on Hopper: warp-specialised and persistent, cooperative or pingpong.
     "sm90_persistent": Family(
@@ -254,6 +279,7 @@ _MADE = {
     "moe_permute": _Made(moe.moe_permute, "moe_permute.py"),
     "quantise": _Made(quantise.quantise, "quantise.py"),
     "rmsnorm_row": _Made(rmsnorm.rmsnorm, "rmsnorm.py"),
+    "sm80_w4": _Made(gemm.sm80_w4, "sm80/w4/kernel.py"),
     "sm90_gathered": _Made(grouped_gemm.grouped, "sm90/grouped/kernel.py"),
     "sm90_masked": _Made(grouped_gemm.grouped, "sm90/grouped/kernel.py"),
     "sm90_grouped": _Made(grouped_gemm.grouped, "sm90/grouped/kernel.py"),

@@ -180,6 +180,28 @@ class W4Rates:
         return _resident(self.resident_ctas, cluster, per_sm)
 
 
+@dataclass(frozen=True)
+class MmaSyncRates:
+    """A GEMM of 4-bit weights by mma.sync, one CTA a tile: what an SM has and does, unless it says otherwise."""
+
+    cycles_per_us: float
+    schedulers: int
+    macs_per_cycle: int  # of 16-bit elements
+    shared_bytes_per_cycle: int
+    shared_bytes: Mapping[str, int]  # by target
+    warps: int
+    registers: int
+    dequantise_instructions: Mapping[str, int]  # of a warp, of 16 rows by 64 columns; by the word of the scaling
+    stage_cycles: float  # that a CTA alone waits at a stage, for its threads and for shared memory
+    block_cycles: float  # from the codes of a block of 64 columns to its sums, whatever else a warp does
+    latency_cycles: float  # of a load while the memory is busy
+    memory_share: float  # of the memory's peak rate, that a kernel gets
+    l2_bytes_per_us_of_sm: float
+    start_us: float
+    store_sums_per_us: float
+    rest: float  # of the flows that are not the slowest, what is added
+
+
 def _resident(ctas: Mapping[int, tuple[int, int]], cluster: int, per_sm: int) -> int:
     one, two = ctas[_seen(ctas, cluster)]
     return one if per_sm == 1 else two * per_sm // 2

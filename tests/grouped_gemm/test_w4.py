@@ -22,7 +22,7 @@ import torch
 from aot.kernels.sm90.group_sizes import GROUPS_BYTES
 from aot.kernels.sm90.grouped_w4.plan import Plan
 from aot.kernels.sm90.small_m.plan import row_of_b
-from aot.kernels.sm90.w4.form import Form
+from aot.kernels.w4.form import Form
 from aot.search.legal import legal_variants, of_name, unsuited
 from aot.search.targets import TARGETS
 from aot.search.variants import Variant

@@ -16,6 +16,7 @@ def main() -> int:
     parser.add_argument("target")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--family", action="append", help="may be repeated; default: all")
+    parser.add_argument("--name", action="append", help="variants by name in place of drawn ones; may be repeated")
     parser.add_argument("--case", type=int, action="append", help="by its number; may be repeated; default: all")
     parser.add_argument("--hostile", action="store_true", help="grouped GEMMs, at ends of groups that are none")
     parser.add_argument("--forget", action="append", help="what kernels are to forget; may be repeated, one at a time")
@@ -26,7 +27,8 @@ def main() -> int:
     warnings.filterwarnings("ignore", category=RuntimeWarning)  # infinities are what they are
     cases = tuple(check.CASES[i] for i in options.case) if options.case else check.CASES
     wrong = 0
-    for variants, case in check.drawn(options.target, random.Random(options.seed), cases):
+    drawn = check.drawn(options.target, random.Random(options.seed), cases)
+    for variants, case in check.named(options.name, cases) if options.name else drawn:
         if options.family and variants[0].family not in options.family:
             continue
         variant, lowered = check.lowered_first(variants)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from aot.compile.lower import Lowered, LoweringError, lower
 from aot.pack.forms import capability
 from aot.pack.write import Package
-from aot.search.legal import legal_variants
+from aot.search.legal import legal_variants, of_name, unsuited
 from aot.search.provider import provider_names
 from aot.search.targets import target
 from aot.search.variants import Variant
@@ -99,9 +99,18 @@ def drawn(name: str, rng: random.Random, cases: tuple[Case, ...] = CASES) -> Ite
             yield rng.sample(variants, min(len(variants), _TRIES)), case
 
 
+def named(names: Iterable[str], cases: tuple[Case, ...] = CASES) -> Iterator[tuple[list[Variant], Case]]:
+    """Legal variants by name, which builds need not choose, each with the cases that it computes."""
+    for name in names:
+        variant = of_name(name)
+        assert variant is not None, name
+        yield from (([variant], case) for case in cases if unsuited(variant, case.signature) is None)
+
+
 # What makes a kernel wrong, by what it forgets: patterns of PTX and what comes in their place.
 BROKEN = {
     "waits at mbarriers": (r"mbarrier\.try_wait\S* ([%\w]+), [^;]*;", r"setp.eq.b32 \1, 0, 0;"),
+    "waits for copies": (r"cp\.async\.wait_group\s+\d+;", "cp.async.wait_group 99;"),
     "waits for products": (r"wgmma\.wait_group\.sync\.aligned\s+\d+;", "wgmma.wait_group.sync.aligned 99;"),
     "products of a step": (r"(wgmma\.mma_async[^;]*;)(.*?)wgmma\.mma_async[^;]*;", r"\1\2"),
 }

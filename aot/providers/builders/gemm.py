@@ -1,6 +1,9 @@
-"""GEMMs on Hopper: of few tokens, of 4-bit weights, and persistent ones."""
+"""GEMMs: of few tokens and persistent ones on Hopper, and of 4-bit weights there and on other GPUs."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from runtime.numbers.dtypes import DTYPES
 from runtime.program.arguments import DeviceArgument, StreamArgument, WorkspaceArgument
@@ -8,7 +11,7 @@ from runtime.program.arguments import DeviceArgument, StreamArgument, WorkspaceA
 from ...kernels.sm90.persistent.form import Form as PersistentForm
 from ...kernels.sm90.persistent.plan import Plan
 from ...kernels.sm90.small_m.form import Form as SmallMForm
-from ...kernels.sm90.w4.form import Form as W4Form
+from ...kernels.w4.form import Form as W4Form
 from ...search.provider import Buildable
 from ...search.variants import Variant
 from ..arguments import stand_ins_by_name
@@ -49,13 +52,25 @@ def small_m(variant: Variant) -> Buildable:
 
 
 def w4(variant: Variant) -> Buildable:
-    """A GEMM of 4-bit weights, over the tensors of its form and a stream."""
+    """A GEMM of 4-bit weights by WGMMA, over the tensors of its form and a stream."""
     from ...kernels.sm90.w4.kernel import W4
 
+    return _of_weights(W4, variant)
+
+
+def sm80_w4(variant: Variant) -> Buildable:
+    """The same by mma.sync."""
+    from ...kernels.sm80.w4.kernel import W4
+
+    return _of_weights(W4, variant)
+
+
+def _of_weights(kernel: Callable[[Mapping[str, Any], W4Form], Any], variant: Variant) -> Buildable:
     symbols, tree = gemm_tensors(variant)
     tree.append(StreamArgument("stream"))
     names = ("a", "b", "d", "scale_b", "bias", "residual", "scale_d", "stream")
-    return Buildable(W4(variant.options, w4_form(variant)), stand_ins_by_name(tree, symbols, names), tree, symbols)
+    arguments = stand_ins_by_name(tree, symbols, names)
+    return Buildable(kernel(variant.options, w4_form(variant)), arguments, tree, symbols)
 
 
 def persistent(variant: Variant) -> Buildable:

@@ -13,7 +13,7 @@ from ...kernels.sm90.grouped.plan import plan_of
 from ...kernels.sm90.grouped_w4.plan import Plan as W4Plan
 from ...kernels.sm90.persistent.form import Form
 from ...kernels.sm90.persistent.plan import Plan
-from ...kernels.sm90.w4.form import Form as W4Form
+from ...kernels.w4.form import Form as W4Form
 from ...search.provider import Buildable
 from ...search.variants import Variant
 from ..arguments import stand_ins_by_name

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...w4.choices import limit as limit_of_weights
+from ...w4.form import SLAB_ROWS, Form
 from ..group_sizes import MOST_GROUPS
 from ..sizes import WARP_GROUP
 from ..w4 import choices as w4
 from ..w4.choices import REGISTERS_PER_SM
-from ..w4.form import Form
-from ..w4.plan import SLAB_ROWS
 from .plan import Plan
 
 _SHALLOW_BLOCKS = 2  # of 64 columns in a stage
@@ -52,4 +52,4 @@ def limit(form: Form, groups: int, n: int, k: int) -> str | None:
     parts = form.parts
     if parts.gated and not parts.interleaved and n % (2 * SLAB_ROWS):
         return f"half of the rows of B are gates, so N must be a multiple of {2 * SLAB_ROWS}, found {n}"
-    return w4.limit(form, n, k)
+    return limit_of_weights(form, n, k)

@@ -10,6 +10,7 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
 
+from ...w4.form import Form
 from ..groups import Groups, add_up, allocate, tile_at
 from ..sizes import WARP
 from ..small_m.epilogue import EpilogueOperands, fetch_terms, stage_accumulators, store
@@ -17,7 +18,6 @@ from ..small_m.operands import box_layout, n_side_layout
 from ..small_m.pipeline import DRAINED, KTiles, Pipeline, Work
 from ..small_m.producer import TmaOperand
 from ..w4 import operands
-from ..w4.form import Form
 from ..w4.mainloop import Slice, Weights, add_slices, multiply
 from ..w4.producer import Operands, begin_stage, issue_a, loads_of
 from .plan import Plan

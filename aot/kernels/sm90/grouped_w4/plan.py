@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...w4.form import Form
 from ..group_sizes import GROUPS_BYTES
 from ..sizes import (
     BARRIER_BYTES,
@@ -19,7 +20,6 @@ from ..sizes import (
     STATIC_BYTES,
 )
 from ..small_m.plan import Memory
-from ..w4.form import Form
 from ..w4.plan import MOST_STAGES
 from ..w4.plan import Plan as W4Plan
 

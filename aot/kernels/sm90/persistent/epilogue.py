@@ -9,7 +9,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from ..activations import activate, gate
+from ...activations import activate, gate
 from .epilogue_operands import EpilogueOperands
 from .output import (
     EpilogueTile,

@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import cute
 
-from ..activations import activate, gate
+from ...finish import COLUMNS, finish
 from ..sizes import WARP_GROUP, WGMMA_ROWS
 from .pipeline import STAGED, Work
 from .plan import row_of_b
 from .split_k import reduce
-
-_COLUMNS = 8  # of D that a thread makes at a time
 
 
 class EpilogueOperands(NamedTuple):
@@ -99,7 +97,7 @@ def store(
 ) -> None:
     """Reduce this CTA's share of the tokens over the slices of K, in order, and write it."""
     d, residual, scale_d = operands.d, operands.residual, operands.scale_d
-    width = _COLUMNS * 2 if plan.form.gated else _COLUMNS  # sums that make eight columns
+    width = COLUMNS * 2 if plan.form.gated else COLUMNS  # sums that make eight columns
     vectors = plan.tile_n // width
     first_token = work.tile_row * plan.tile_m + work.slice_k * plan.token_share
     extent_m, extent_n = cute.size(d, mode=[0]), cute.size(d, mode=[1])
@@ -107,21 +105,21 @@ def store(
     if cutlass.const_expr(plan.form.scaling == "tensor"):
         factor = operands.scale_a[0] * operands.scale_b[0]
     total = cute.make_rmem_tensor((width,), cutlass.Float32)
-    out = cute.make_rmem_tensor((_COLUMNS,), d.element_type)
+    out = cute.make_rmem_tensor((COLUMNS,), d.element_type)
     copy = cute.make_copy_atom(
-        cute.nvgpu.CopyUniversalOp(), d.element_type, num_bits_per_copy=_COLUMNS * d.element_type.width
+        cute.nvgpu.CopyUniversalOp(), d.element_type, num_bits_per_copy=COLUMNS * d.element_type.width
     )
     items = vectors * plan.token_share
     for step in cutlass.range_constexpr(-(-items // plan.consumer_threads)):
         item = thread + step * plan.consumer_threads
         vector, token = item % vectors, item // vectors
-        column = (work.tile_column * vectors + vector) * _COLUMNS
+        column = (work.tile_column * vectors + vector) * COLUMNS
         if item < items and first_token + token < extent_m and column < extent_n:
             reduce(plan, total, staging, work.slice_k, token, vector)
             _scale(plan, total, operands.terms, factor, vector, work.slice_k * plan.token_share + token)
-            _finish(plan, total, out, residual, scale_d, first_token + token, column)
-            row = cute.zipped_divide(d[first_token + token, None], (_COLUMNS,))
-            cute.copy(copy, out, row[None, column // _COLUMNS])
+            finish(plan.form.parts, total, out, residual, scale_d, first_token + token, column)
+            row = cute.zipped_divide(d[first_token + token, None], (COLUMNS,))
+            cute.copy(copy, out, row[None, column // COLUMNS])
 
 
 @cute.jit
@@ -145,32 +143,3 @@ def _scale(
     if cutlass.const_expr(plan.form.parts.bias):
         for i in cutlass.range_constexpr(width):
             total[i] = total[i] + terms[plan.bias_offset + vector * width + i]
-
-
-@cute.jit
-def _finish(
-    plan: cutlass.Constexpr,
-    total: cute.Tensor,
-    out: cute.Tensor,
-    residual: Any,
-    scale_d: Any,
-    token: cutlass.Int32,
-    column: cutlass.Int32,
-) -> None:
-    """Activation or gate, residual, scale_d, conversion."""
-    name = plan.form.parts.activation
-    made = cute.make_rmem_tensor((_COLUMNS,), cutlass.Float32)
-    for i in cutlass.range_constexpr(_COLUMNS):
-        if cutlass.const_expr(plan.form.gated):
-            made[i] = gate(name, total[i], total[_COLUMNS + i])
-        else:
-            made[i] = activate(name, total[i])
-    if cutlass.const_expr(residual is not None):
-        load = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), residual.element_type, num_bits_per_copy=128)
-        more = cute.make_rmem_tensor((_COLUMNS,), residual.element_type)
-        row = cute.zipped_divide(residual[token, None], (_COLUMNS,))
-        cute.copy(load, row[None, column // _COLUMNS], more)
-        made.store(made.load() + more.load().to(cutlass.Float32))
-    if cutlass.const_expr(scale_d is not None):
-        made.store(made.load() * scale_d[0])
-    out.store(made.load().to(out.element_type))

@@ -10,10 +10,10 @@ from typing import Any
 
 from runtime.program.operation import OVERLAPS
 
+from ...w4.form import BLOCK_K, SLAB_ROWS, Form
 from ..sizes import CLUSTER_EXTENTS, THREADS_PER_SM, TILE_EXTENTS, WARP_GROUP, WGMMA_ROWS
 from ..small_m.choices import rule_of_shape
-from .form import Form
-from .plan import BLOCK_K, SLAB_ROWS, Plan
+from .plan import Plan
 
 _FEWEST_STAGES = 3  # of each slice of K: a stage is said to be free when the next one is under way
 _MOST_THREADS = 1024
@@ -46,16 +46,6 @@ def hopeless(options: Mapping[str, Any]) -> bool:
     """Whether no form admits these choices, which are the first of `OPTIONS`, whatever the others are."""
     *_, last = options
     return last == "cluster_n" and rule_of_shape(options) is not None
-
-
-def limit(form: Form, n: int, k: int) -> str | None:
-    """Why no kernel of this form takes weights of N rows and K columns, or None."""
-    if n % SLAB_ROWS:
-        return f"N must be a multiple of {SLAB_ROWS}, found {n}"
-    columns = max(BLOCK_K, form.format.group)
-    if k % columns:
-        return f"K must be a multiple of {columns}, found {k}"
-    return None
 
 
 def rule_of_resources(plan: Plan) -> str | None:

@@ -11,6 +11,7 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
 
+from ...w4.form import Form
 from ..sizes import WARP
 from ..small_m.epilogue import EpilogueOperands, fetch_terms, stage_accumulators, store
 from ..small_m.kernel import SmallM
@@ -19,7 +20,6 @@ from ..small_m.pipeline import DRAINED, FULL_READY, KTiles, Pipeline, Work
 from ..small_m.producer import TmaOperand
 from ..small_m.split_k import exchange
 from . import operands
-from .form import Form
 from .mainloop import Slice, Weights, add_slices, multiply
 from .plan import Plan
 from .producer import Operands, produce

@@ -12,10 +12,11 @@ from cutlass.cute.nvgpu import warpgroup
 
 from runtime.numbers.weights import LANES, WORDS
 
+from ...w4.dequantise import scales_of_word, weights_of_word
+from ...w4.form import BLOCK_K, SCALE_WORDS
 from ..sizes import WARP, WARP_GROUP
 from ..small_m.pipeline import DRAINED, Pipeline
-from .dequantise import scales_of_word, weights_of_word
-from .plan import BLOCK_K, SCALE_WORDS, Plan
+from .plan import Plan
 
 _REGISTERS = 4  # of a WGMMA's operand A, 64 x 16
 _LANES_OF_ROW = 4  # lanes that have the same rows
@@ -147,7 +148,7 @@ def _dequantise(plan: Plan, tiled_mma: cute.TiledMma, codes: cute.Tensor, scales
         word = cutlass.Uint32(scales[column // form.columns])
         group = column % form.columns // form.group
         factors = scales_of_word(form, word, group)
-        for j, value in enumerate(weights_of_word(form, cutlass.Uint32(codes[step, block]), factors)):
+        for j, value in enumerate(weights_of_word(form, cutlass.Uint32(codes[step, block]), factors, here=True)):
             found[j, step] = value
     shape = tiled_mma.partition_shape_A((plan.mma_rows, BLOCK_K))
     pointer = cute.recast_ptr(found.iterator, dtype=cutlass.BFloat16)

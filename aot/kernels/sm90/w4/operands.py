@@ -12,8 +12,9 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from runtime.numbers.weights import LANES, WORDS
 
+from ...w4.form import BLOCK_K, BLOCK_WORDS, SCALE_WORDS, SLAB_ROWS
 from ..sizes import WGMMA_ROWS
-from .plan import BLOCK_K, BLOCK_WORDS, SCALE_WORDS, SLAB_ROWS, Plan
+from .plan import Plan
 
 _WGMMA_K = 16  # columns of an instruction
 _MATRIX = 2  # modes of B, where it has no groups

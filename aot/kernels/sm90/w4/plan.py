@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.numbers.weights import BLOCK_COLUMNS, BLOCK_ROWS, LANES, WORDS, WeightFormat
+from runtime.numbers.weights import WeightFormat
 
+from ...w4.form import BLOCK_K, BLOCK_WORDS, SCALE_WORDS, SLAB_ROWS, Form
 from ..sizes import (
     BARRIER_BYTES,
     RESERVED_BYTES_PER_CTA,
@@ -26,11 +27,7 @@ from ..sizes import (
 from ..small_m.form import Form as SmallMForm
 from ..small_m.plan import HALF_GROUP, Memory, Sides
 from ..small_m.plan import Plan as SmallMPlan
-from .form import Form
 
-SLAB_ROWS, BLOCK_K = BLOCK_ROWS, BLOCK_COLUMNS  # what a warp multiplies at a time: a fourth of WGMMA's 64 rows
-BLOCK_WORDS = LANES * WORDS  # of a slab's codes for so many columns
-SCALE_WORDS = SLAB_ROWS // 2  # of a slab's scales, each for two rows
 MOST_STAGES = 32
 _TMA_ALIGNMENT_BYTES = 128
 

@@ -1,6 +1,6 @@
-"""What the GEMM of 4-bit weights computes, as far as its code depends on it: the format of weights, and the epilogue.
+"""What a GEMM of 4-bit weights computes, as far as its code depends on it: the format of weights, and the epilogue.
 
-Knows nothing of tiles, and imports no compiler.
+Also the blocks that weights come in. Knows nothing of tiles, and imports no compiler.
 """
 
 from __future__ import annotations
@@ -8,7 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.numbers.epilogue import Epilogue
-from runtime.numbers.weights import FORMATS, WeightFormat
+from runtime.numbers.weights import BLOCK_COLUMNS, BLOCK_ROWS, FORMATS, LANES, WORDS, WeightFormat
+
+SLAB_ROWS, BLOCK_K = BLOCK_ROWS, BLOCK_COLUMNS  # what a warp multiplies at a time
+BLOCK_WORDS = LANES * WORDS  # of a slab's codes for so many columns
+SCALE_WORDS = SLAB_ROWS // 2  # of a slab's scales, each for two rows
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,92 @@
+"""The epilogue: the sums of all slices of K, by way of shared memory, to D.
+
+Knows nothing of the mainloop.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import cute
+
+from ...finish import COLUMNS, finish
+from ...w4.form import SLAB_ROWS
+from ..sizes import MMA_COLUMNS, WARP
+from .loads import Work
+from .plan import Plan
+
+_LANES_OF_ROW = 4
+
+
+class EpilogueOperands(NamedTuple):
+    """What the epilogue reads and writes, None where the form has none."""
+
+    d: Any
+    bias: Any
+    residual: Any
+    scale_d: Any
+
+
+def _staged(plan: Plan, staging: Any) -> cute.Tensor:
+    """Sums in shared memory: (rows of B, tokens, slices of K)."""
+    pitch = plan.staging_pitch
+    layout = cute.make_layout((plan.tile_n, plan.tile_m, plan.sliced_k), stride=(1, pitch, pitch * plan.tile_m))
+    return cute.make_tensor(staging, layout)
+
+
+@cute.jit
+def stage_accumulators(
+    plan: cutlass.Constexpr, accumulators: cute.Tensor, staging: cute.Pointer, thread: cutlass.Int32
+) -> None:
+    """Write a thread's sums to shared memory, which is free, and wait until all have."""
+    staged = _staged(plan, staging)
+    warp, lane = thread // WARP, thread % WARP
+    first_row = warp % plan.row_warps * plan.warp_n + lane // _LANES_OF_ROW
+    first_token = lane % _LANES_OF_ROW * 2
+    for slab in cutlass.range_constexpr(plan.warp_slabs):
+        for i in cutlass.range_constexpr(plan.token_tiles):
+            for j in cutlass.range_constexpr(4):  # two tokens of a row, then of the row 8 below
+                row = first_row + slab * SLAB_ROWS + j // 2 * (SLAB_ROWS // 2)
+                token = first_token + i * MMA_COLUMNS + j % 2
+                staged[row, token, warp // plan.row_warps] = accumulators[j, i, slab]
+    cute.arch.sync_threads()
+
+
+@cute.jit
+def store(
+    plan: cutlass.Constexpr,
+    operands: EpilogueOperands,
+    staging: cute.Pointer,
+    work: Work,
+    thread: cutlass.Int32,
+) -> None:
+    """Add up the slices of K, in order, and write D."""
+    d, bias, residual, scale_d = operands
+    staged = _staged(plan, staging)
+    vectors = plan.tile_n // COLUMNS
+    items = vectors * plan.tile_m
+    load = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), cutlass.Float32, num_bits_per_copy=128)
+    copy = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), d.element_type, num_bits_per_copy=128)
+    part = cute.make_rmem_tensor((COLUMNS,), cutlass.Float32)
+    total = cute.make_rmem_tensor((COLUMNS,), cutlass.Float32)
+    out = cute.make_rmem_tensor((COLUMNS,), d.element_type)
+    for step in cutlass.range_constexpr(-(-items // plan.threads)):
+        item = thread + step * plan.threads
+        vector, token = item % vectors, item // vectors
+        column = work.first_slab * SLAB_ROWS + vector * COLUMNS
+        if token < cutlass.min(work.tokens, plan.tile_m) and column < cute.size(d, mode=[1]):
+            for slice_k in cutlass.range_constexpr(plan.sliced_k):
+                sums = cute.zipped_divide(staged[None, token, slice_k], (4,))
+                for half in cutlass.range_constexpr(2):
+                    cute.copy(load, sums[None, vector * 2 + half], cute.zipped_divide(part, (4,))[None, half])
+                if cutlass.const_expr(slice_k == 0):
+                    total.store(part.load())
+                else:
+                    total.store(total.load() + part.load())
+            total.store(total.load() * float(2**plan.weights.exponent))
+            if cutlass.const_expr(bias is not None):
+                more = cute.make_rmem_tensor((COLUMNS,), bias.element_type)
+                cute.copy(copy, cute.zipped_divide(bias, (COLUMNS,))[None, column // COLUMNS], more)
+                total.store(total.load() + more.load().to(cutlass.Float32))
+            row = work.first_token + token
+            finish(plan.form.parts, total, out, residual, scale_d, row, column)
+            cute.copy(copy, out, cute.zipped_divide(d[row, None], (COLUMNS,))[None, column // COLUMNS])

@@ -1,0 +1,1 @@
+"""What GEMMs of 4-bit weights have in common, whichever tensor cores they use."""
