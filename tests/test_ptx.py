@@ -24,9 +24,9 @@ def run(target: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("target", "numbers"),
     [
-        ("sm_90a", (2, 5, 7, 9, 12, 17, 18, 19, 20, 27, 28)),
+        ("sm_90a", (5, 7, 12, 28)),
         ("sm_100a", (1, 21, 23)),
-        ("sm_80", (0, 9, 10, 20)),
+        ("sm_80", (0, 10)),
     ],
 )
 def test_kernels_compute_what_their_reference_says(target: str, numbers: tuple[int, ...]) -> None:

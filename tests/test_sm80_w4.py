@@ -124,6 +124,7 @@ CHOICES = {
 }
 
 
+@pytest.mark.long
 @formats
 @pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
 @pytest.mark.parametrize("m", [1, 11])
