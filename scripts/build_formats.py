@@ -107,6 +107,13 @@ def _lines(found: list[tuple[Path, Format, Manifest]]) -> Iterator[str]:
         yield f"{path.stem:16s} {of.dtype:5s} {of.scaling:14s} {', '.join(made.targets)}"
 
 
+def _by_model(found: list[tuple[Path, Format, Manifest]]) -> dict[str, list[str]]:
+    rows: dict[str, list[str]] = {}
+    for path, of, made in found:
+        rows.setdefault(path.stem, []).append(f"{of.dtype} {of.scaling}: {' '.join(made.targets)}")
+    return rows
+
+
 def main() -> int:
     """Build, print what it took, and write that."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -136,7 +143,7 @@ def main() -> int:
     write(
         options.out,
         environment,
-        formats=[{"model": path.stem, **of._asdict(), "targets": list(m.targets)} for path, of, m in found],
+        formats=_by_model(found),
         targets=targets,
         bytes=size,
         **{field: summary[field] for field in ("seconds", "cpu_seconds")},
