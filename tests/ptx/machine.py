@@ -188,10 +188,10 @@ class Warp:
 
 
 class Machine:
-    """Runs launches of kernels over global memory, `together` CTAs at a time."""
+    """Runs launches of kernels over global memory, a CTA on each SM at a time."""
 
-    def __init__(self, memory: GlobalMemory, multiprocessors: int, seed: int = 0, together: int = 0) -> None:
-        self.memory, self.together = memory, together or multiprocessors
+    def __init__(self, memory: GlobalMemory, multiprocessors: int, seed: int = 0) -> None:
+        self.memory = memory
         self.multiprocessors: int = multiprocessors
         self.rng = random.Random(seed)
         self.pending: list[Callable[[], None]] = []  # what may be done at any time
@@ -233,7 +233,7 @@ class Machine:
         self._blocks = self._clusters()
         running: list[Warp] = []
         while True:
-            while len(self._ctas) < self.together and (block := self.next_block()) is not None:
+            while len(self._ctas) < self.multiprocessors and (block := self.next_block()) is not None:
                 cluster = self._cluster(code, block)
                 self._ctas += cluster.ctas
                 running += [warp for cta in cluster.ctas for warp in cta.warps]
