@@ -133,7 +133,8 @@ def manifest_from_config(
     if targets is None:
         targets = default_targets([*(gemm.signature for gemm in gemms), *(use.signature for use in uses)])
         if not targets:
-            found.fail("no target has kernels for all of these layers; name targets")
+            instead = "leave --fuse out, or name targets" if wanted.fuse else "name targets"
+            found.fail(f"no target has kernels for all of these layers; {instead}")
     else:
         _check_served(found, (*gemms, *uses), wanted, targets, on_warning)
     return Manifest(

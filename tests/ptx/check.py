@@ -81,6 +81,7 @@ CASES = (
     Case(Grouped("bf16", "e2m1", "bf16", 5, 288, 320, "bias+swiglu_clamped_interleaved", scaling="mxfp4_weight"), 61),
     Case(Grouped("bf16", "e2m1", "bf16", 5, 288, 320, "swiglu", scaling="mxfp4_weight"), 40),
     Case(Grouped("bf16", "u4", "bf16", 5, 144, 384, "bias", scaling="int4_weight"), 61),
+    Case(_gemm("bf16", "bf16", "bf16", 272, 328, epilogue="swiglu_clamped"), 33),
 )
 
 
