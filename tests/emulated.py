@@ -280,6 +280,7 @@ CUTE = types.SimpleNamespace(
     kernel=lambda function: function,
     Tensor=Tensor,
     size=_size,
+    rank=lambda tensor: len(tensor.shape),
     ceil_div=lambda a, b: -(-a // b),
     make_layout=_make_layout,
     make_tensor=_make_tensor,

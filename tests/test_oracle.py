@@ -27,9 +27,10 @@ MANY = "sm_90a", "sm_100a", "sm_103a"  # those with many families
     [
         ("sm_80", ["--family", "sm80_tensorop"]),
         ("sm_80", ["--family", "sm80_w4"]),
+        ("sm_80", ["--family", "sm80_grouped_w4"]),
         *(pytest.param(t, [], marks=[pytest.mark.long, *needed(t)]) for t in TARGETS),
     ],
-    ids=["sm_80's own", "weights of 4 bits", *TARGETS],
+    ids=["sm_80's own", "weights of 4 bits", "groups of these", *TARGETS],
 )
 def test_launch_programs_equal_the_compilers_host_code(target: str, more: list[str]) -> None:
     run = oracle(target, "--cases", "200", *more)

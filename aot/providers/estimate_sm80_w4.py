@@ -25,8 +25,8 @@ _OTHER_REGISTERS = 80  # of a thread besides its sums
 _RESERVED_BYTES = 1 << 10  # of an SM's shared memory, of each CTA
 
 
-class _Tile(NamedTuple):
-    """What of a variant does not depend on the problem."""
+class Tile(NamedTuple):
+    """What of a plan does not depend on the problem."""
 
     tile_m: int
     tile_n: int
@@ -38,9 +38,9 @@ class _Tile(NamedTuple):
     slices: int
 
 
-@cache
-def _tile(v: Variant, form_of: Callable[[Variant], Form]) -> _Tile:
-    rates, plan = MMA_SYNC, Plan.of(v.options, form_of(v))
+def tile_of(plan: Plan, target: str) -> Tile:
+    """That of a plan on a target."""
+    rates = MMA_SYNC
     warps, tiles, slabs = plan.threads // 32, plan.token_tiles, plan.warp_slabs
     products = 4 * tiles * slabs  # instructions of a warp for a block
     instructions = products + _INSTRUCTIONS_OF_TOKENS * tiles + slabs * rates.dequantise_instructions[plan.weights.word]
@@ -53,21 +53,24 @@ def _tile(v: Variant, form_of: Callable[[Variant], Form]) -> _Tile:
     of_warp = plan.warp_blocks * max(rates.block_cycles, instructions * max(1, warps / rates.schedulers))
     alone = max(rates.stage_cycles + of_warp, rates.latency_cycles / (plan.stages - 1))
     resident = min(
-        rates.shared_bytes[v.target] // (plan.shared_bytes + _RESERVED_BYTES),
+        rates.shared_bytes[target] // (plan.shared_bytes + _RESERVED_BYTES),
         rates.warps // warps,
         rates.registers // (plan.threads * (plan.accumulators + _OTHER_REGISTERS)),
     )
     weight_bytes = (plan.codes_bytes + plan.scales_bytes) / (plan.tile_n * plan.tile_k)
-    return _Tile(
+    return Tile(
         plan.tile_m, plan.tile_n, plan.tile_k, weight_bytes, busy, max(busy, alone), max(1, resident), plan.sliced_k
     )
 
 
-def estimate_us(v: Variant, form_of: Callable[[Variant], Form], of: Extents, m: Number, machine: Machine = H200) -> Any:
-    """A guess at the time in microseconds, good for putting the choices for one problem in order and for nothing else.
+@cache
+def _tile(v: Variant, form_of: Callable[[Variant], Form]) -> Tile:
+    return tile_of(Plan.of(v.options, form_of(v)), v.target)
 
-    The slowest of memory, L2 and the busiest SM, a little of the other two, and the time to start and to store.
-    """
+
+def estimate_us(v: Variant, form_of: Callable[[Variant], Form], of: Extents, m: Number, machine: Machine = H200) -> Any:
+    """A guess at the time in microseconds, good for putting the choices for one problem in order and for nothing
+    else."""
     t, n, k, rates = _tile(v, form_of), of.n, of.k, MMA_SYNC
     tiles_m, tokens = ceil(m / t.tile_m), minimum(m, t.tile_m)
     tiles_n, stages = ceil(n / t.tile_n), ceil(k / t.tile_k)
@@ -80,7 +83,14 @@ def estimate_us(v: Variant, form_of: Callable[[Variant], Form], of: Extents, m: 
     of_sm = ceil(ctas / machine.multiprocessors)
     at_once = minimum(of_sm, t.resident)
     cycles = stages * of_sm * maximum(t.busy_cycles, t.alone_cycles / at_once)
+    return whole_us(t, memory_us, l2_us, cycles, of_sm, tokens)
+
+
+def whole_us(t: Tile, memory_us: Any, l2_us: Any, cycles: Any, tiles_of_sm: Any, tokens: Any) -> Any:
+    """The slowest of memory, L2 and the busiest SM, which multiplies for so many cycles, a little of the other two, and
+    the time to start and to store its tiles of so many tokens."""
+    rates = MMA_SYNC
     sm_us = cycles / rates.cycles_per_us
     slowest = maximum(maximum(memory_us, l2_us), sm_us)
     flows = slowest + rates.rest * (memory_us + l2_us + sm_us - slowest)
-    return flows + rates.start_us + of_sm * (tokens * t.tile_n * t.slices) / rates.store_sums_per_us
+    return flows + rates.start_us + tiles_of_sm * (tokens * t.tile_n * t.slices) / rates.store_sums_per_us

@@ -1,4 +1,5 @@
-"""Which of `sm80_w4`'s legal choices are worth compiling: by what an SM of an A100 can hold and do, as none was timed.
+"""Which of `sm80_w4`'s and `sm80_grouped_w4`'s legal choices are worth compiling: by what an SM of an A100 can hold and
+do, as none was timed.
 
 An opinion, as `likely_small_m` is: who names a variant that is left out here gets it. Imports no compiler.
 """
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..kernels.w4.form import BLOCK_K
+from ..search.variants import Variant
 
 # The sizes that are worth trying, in the order in which they are tried.
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
@@ -23,17 +25,20 @@ _WARPS = (4, 8)  # of a CTA, two or more of which fit an SM
 _BLOCKS = (1, 2)  # of a warp in a stage: with fewer it waits for others more often
 _SHARED_ROWS_TOKENS = 32  # from which a warp reads so much of A that twice as many rows should share it
 _DEEP_STAGES = 4  # up to which stages of few tokens may have two blocks for a warp
-_BETTER_ON = {"sm_90a": "sm90_w4"}  # families that use more of a GPU
+# Families that use more of a GPU, by what they compute.
+_BETTER_ON = {"sm_90a": {"gemm": "sm90_w4", "grouped_gemm": "sm90_grouped_w4"}}
 
 
-def unlikely(options: Mapping[str, Any], target: str) -> str | None:
-    """Why legal options are not worth trying together on a target, or None."""
-    if better := _BETTER_ON.get(target):
-        return f"{better} has the tensor cores of {target} multiply more at a time"
+def unlikely(v: Variant) -> str | None:
+    """Why a legal variant is not worth trying on its target, or None."""
+    options = v.options
+    if v.target in _BETTER_ON:
+        better = _BETTER_ON[v.target][v.operation]
+        return f"{better} has the tensor cores of {v.target} multiply more at a time"
     if reason := _of_warps(options):
         return reason
-    blocks = options["tile_k"] // (BLOCK_K * options["sliced_k"])
-    if options["stages"] > _DEEP_STAGES and blocks > 1:
+    blocks = v.integer("tile_k") // (BLOCK_K * v.integer("sliced_k"))
+    if v.integer("stages") > _DEEP_STAGES and blocks > 1:
         return f"{options['stages']} stages are for those of one block a warp"
     return None
 

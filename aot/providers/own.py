@@ -16,6 +16,7 @@ from runtime.numbers.quantised import SCALINGS_OF_ROWS
 from runtime.numbers.weights import FORMATS
 
 from ..kernels import moe_choices
+from ..kernels.sm80.grouped_w4 import choices as sm80_grouped_w4_choices
 from ..kernels.sm80.w4 import choices as sm80_w4_choices
 from ..kernels.sm90.grouped import choices as grouped_choices
 from ..kernels.sm90.grouped_w4 import choices as grouped_w4_choices
@@ -23,6 +24,7 @@ from ..kernels.sm90.persistent import choices as persistent_choices
 from ..kernels.sm90.small_m import choices as small_m_choices
 from ..kernels.sm90.w4 import choices as w4_choices
 from ..kernels.w4.choices import limit as limit_of_weights
+from ..kernels.w4.choices import limit_of_groups
 from ..search.legal import illegal, legal_functions, legal_variants
 from ..search.provider import Buildable, ProviderError
 from ..search.targets import TARGETS
@@ -31,11 +33,11 @@ from . import (
     estimate_grouped,
     estimate_grouped_w4,
     estimate_persistent,
+    estimate_sm80_grouped_w4,
     estimate_sm80_w4,
     estimate_small_m,
     estimate_w4,
     likely_grouped,
-    likely_grouped_w4,
     likely_persistent,
     likely_row_wise,
     likely_sm80_w4,
@@ -61,6 +63,7 @@ _WHOLE_WARPS = tuple(range(32, 1025, 32))  # threads of a block
 _LIKELY_GROUPED = Likely(
     lambda v: likely_grouped.unlikely(v.options, grouped_gemm.grouped_form(v)), options=likely_grouped.OPTIONS
 )
+_LIKELY_BY_MMA_SYNC = Likely(likely_sm80_w4.unlikely, likely_sm80_w4.hopeless, likely_sm80_w4.OPTIONS)
 
 
 def _no_overlap(v: Variant) -> str | None:
@@ -124,11 +127,7 @@ FAMILIES: dict[str, Family] = {
         sm80_w4_choices.OPTIONS,
         lambda v: sm80_w4_choices.rule(v.options, gemm.w4_form(v)),
         sm80_w4_choices.hopeless,
-        Likely(
-            lambda v: likely_sm80_w4.unlikely(v.options, v.target),
-            likely_sm80_w4.hopeless,
-            likely_sm80_w4.OPTIONS,
-        ),
+        _LIKELY_BY_MMA_SYNC,
         batched=(False,),
         scalings=tuple(FORMATS),
         epilogues=_UNGATED,
@@ -179,14 +178,29 @@ FAMILIES: dict[str, Family] = {
         grouped_w4_choices.OPTIONS,
         lambda v: grouped_w4_choices.rule(v.options, grouped_gemm.grouped_w4_form(v)),
         likely=Likely(
-            lambda v: likely_grouped_w4.unlikely(v.options, grouped_gemm.grouped_w4_form(v)),
-            options=likely_grouped_w4.OPTIONS,
+            lambda v: likely_w4.unlikely_plan(grouped_gemm.grouped_w4_plan(v)),
+            options=likely_w4.OPTIONS_OF_GROUPS,
         ),
         batched=(False,),
         scalings=tuple(FORMATS),
         epilogues=frozenset(EPILOGUES_OF_GROUPS),
-        limit=lambda v, s: grouped_w4_choices.limit(grouped_gemm.grouped_w4_form(v), s.groups, s.n, s.k),
+        limit=lambda v, s: limit_of_groups(grouped_gemm.grouped_w4_form(v), s.groups, s.n, s.k),
         estimate_us=lambda v, s, m: estimate_grouped_w4.estimate_us(grouped_gemm.grouped_w4_plan(v), s, m),
+    ),
+    # The same by what Ampere has, whose tiles are those of sm80_w4. Legal on Hopper, where none is likely.
+    "sm80_grouped_w4": Family(
+        "grouped_gemm",
+        ("sm_80", "sm_90a", "sm_120a"),
+        _OF_4_BITS,
+        sm80_grouped_w4_choices.OPTIONS,
+        lambda v: sm80_grouped_w4_choices.rule(v.options, grouped_gemm.grouped_w4_form(v)),
+        sm80_grouped_w4_choices.hopeless,
+        _LIKELY_BY_MMA_SYNC,
+        batched=(False,),
+        scalings=tuple(FORMATS),
+        epilogues=frozenset(EPILOGUES_OF_GROUPS),
+        limit=lambda v, s: limit_of_groups(grouped_gemm.grouped_w4_form(v), s.groups, s.n, s.k),
+        estimate_us=lambda v, s, m: estimate_sm80_grouped_w4.estimate_us(v, grouped_gemm.sm80_grouped_w4_plan, s, m),
     ),
     # Rows by groups where each group has room for as many, and counts on the device say how many are there.
     "sm90_masked": Family(
@@ -279,6 +293,7 @@ _MADE = {
     "moe_permute": _Made(moe.moe_permute, "moe_permute.py"),
     "quantise": _Made(quantise.quantise, "quantise.py"),
     "rmsnorm_row": _Made(rmsnorm.rmsnorm, "rmsnorm.py"),
+    "sm80_grouped_w4": _Made(grouped_gemm.sm80_grouped_w4, "sm80/grouped_w4/kernel.py"),
     "sm80_w4": _Made(gemm.sm80_w4, "sm80/w4/kernel.py"),
     "sm90_gathered": _Made(grouped_gemm.grouped, "sm90/grouped/kernel.py"),
     "sm90_masked": _Made(grouped_gemm.grouped, "sm90/grouped/kernel.py"),

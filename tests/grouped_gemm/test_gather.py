@@ -17,7 +17,7 @@ pytest.importorskip("cutlass", reason="the DSL is not installed")
 import cutlass  # needs the DSL
 from cutlass import cute
 
-from aot.kernels.sm90.group_sizes import GROUPS_BYTES
+from aot.kernels.group_sizes import GROUPS_BYTES
 from aot.kernels.sm90.grouped.choices import OPTIONS_OF_GATHERED, rule
 from aot.kernels.sm90.grouped.plan import plan_of
 from aot.kernels.sm90.persistent import gather

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("cutlass", reason="the DSL is not installed")
 
-from aot.kernels.sm90 import groups as of_groups  # needs the DSL
-from aot.kernels.sm90.group_sizes import GROUPS_BYTES, MOST_GROUPS
+from aot.kernels import groups as of_groups  # needs the DSL
+from aot.kernels.group_sizes import GROUPS_BYTES, MOST_GROUPS
 from aot.kernels.sm90.grouped import scheduler  # needs the DSL
 from aot.kernels.sm90.grouped.choices import limit, rule  # needs the DSL
 from aot.kernels.sm90.grouped.plan import plan_of
@@ -89,7 +89,7 @@ def test_every_row_of_every_group_is_stored_by_its_group_alone(
 
 def added_up(plan: Any, ends: list[int], m: int, across: int) -> tuple[list[int], list[int]]:
     """What a warp finds of where each group's rows and tiles end."""
-    of_warp = module(ROOT / "aot/kernels/sm90/groups.py", of_groups.__package__)
+    of_warp = module(ROOT / "aot/kernels/groups.py", of_groups.__package__)
     rows, tiles = (np.full(MOST_GROUPS + 1, UNTOUCHED) for _ in range(2))
     groups = of_groups.Groups(Tensor.of(rows), Tensor.of(tiles))
     of_plan = plan.tokens, plan.form.masked

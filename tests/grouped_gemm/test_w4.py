@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from aot.kernels.sm90.group_sizes import GROUPS_BYTES
+from aot.kernels.group_sizes import GROUPS_BYTES
 from aot.kernels.sm90.grouped_w4.plan import Plan
 from aot.kernels.sm90.small_m.plan import row_of_b
 from aot.kernels.w4.form import Form

@@ -32,3 +32,8 @@ class Form:
     def parts(self) -> Epilogue:
         """What the epilogue's word says."""
         return Epilogue.of(self.epilogue)
+
+    @property
+    def halves(self) -> bool:
+        """Whether half of a tile's rows are gates, and half are ups from the second half of all rows of B."""
+        return self.parts.gated and not self.parts.interleaved

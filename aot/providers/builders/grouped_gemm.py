@@ -1,14 +1,17 @@
 """Grouped GEMMs on Hopper: of rows that lie by groups, of masked ones, of rows that are gathered, and of 4-bit
-weights."""
+weights; the last on other GPUs too."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from runtime.numbers.weights import BLOCK_ROWS
 from runtime.program.arguments import DeviceArgument, StreamArgument
 
-from ...kernels.sm90.group_sizes import GROUPS_BYTES
+from ...kernels.group_sizes import GROUPS_BYTES
+from ...kernels.sm80.grouped_w4.plan import Plan as Sm80W4Plan
 from ...kernels.sm90.grouped.plan import plan_of
 from ...kernels.sm90.grouped_w4.plan import Plan as W4Plan
 from ...kernels.sm90.persistent.form import Form
@@ -60,17 +63,34 @@ def grouped_w4_plan(v: Variant) -> W4Plan:
     return W4Plan.of(v.options, grouped_w4_form(v))
 
 
+@functools.cache
+def sm80_grouped_w4_plan(v: Variant) -> Sm80W4Plan:
+    """The same of one by mma.sync."""
+    return Sm80W4Plan.of(v.options, grouped_w4_form(v))
+
+
 def grouped_w4(variant: Variant) -> Buildable:
-    """A grouped GEMM of 4-bit weights, over the operands that its form has, the number of CTAs that the device holds,
-    and a stream."""
+    """A grouped GEMM of 4-bit weights by WGMMA, over the operands that its form has, the number of CTAs that the device
+    holds, and a stream."""
     from ...kernels.sm90.grouped_w4.kernel import GroupedW4
 
-    n_multiple = 2 * BLOCK_ROWS if grouped_w4_plan(variant).halves else 1
+    return _of_weights(GroupedW4, variant)
+
+
+def sm80_grouped_w4(variant: Variant) -> Buildable:
+    """The same by mma.sync."""
+    from ...kernels.sm80.grouped_w4.kernel import GroupedW4
+
+    return _of_weights(GroupedW4, variant)
+
+
+def _of_weights(kernel: Callable[[Mapping[str, Any], W4Form], Any], variant: Variant) -> Buildable:
+    form = grouped_w4_form(variant)
+    n_multiple = 2 * BLOCK_ROWS if form.halves else 1
     symbols, tree = grouped_tensors(variant, n_multiple=n_multiple)
     tree += [DeviceArgument("max_active_clusters", "max_active_clusters", 1), StreamArgument("stream")]
     names = ("a", "b", "ends", "d", "scale_b", "bias", "max_active_clusters", "stream")
-    kernel = GroupedW4(variant.options, grouped_w4_form(variant))
-    return Buildable(kernel, stand_ins_by_name(tree, symbols, names), tree, symbols)
+    return Buildable(kernel(variant.options, form), stand_ins_by_name(tree, symbols, names), tree, symbols)
 
 
 def grouped(variant: Variant) -> Buildable:

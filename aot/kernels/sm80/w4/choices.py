@@ -31,16 +31,17 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
 def rule(options: Mapping[str, Any], form: Form) -> str | None:
     """Why options that are allowed one by one are not together in a kernel of this form, or None: what the hardware and
     this kernel demand."""
-    return _rule_of_warps(options) or _rule_of_form(options, form) or _rule_of_resources(Plan.of(options, form))
+    return rule_of_warps(options) or rule_of_form(options, form) or rule_of_resources(Plan.of(options, form))
 
 
 def hopeless(options: Mapping[str, Any]) -> bool:
     """Whether no form admits these choices, which are the first of `OPTIONS`, whatever the others are."""
     *_, last = options
-    return last == "sliced_k" and _rule_of_warps(options) is not None
+    return last == "sliced_k" and rule_of_warps(options) is not None
 
 
-def _rule_of_warps(options: Mapping[str, Any]) -> str | None:
+def rule_of_warps(options: Mapping[str, Any]) -> str | None:
+    """Why a tile cannot be shared among warps so, or None."""
     tile_n, tile_k, warp_n, sliced_k = (options[o] for o in ("tile_n", "tile_k", "warp_n", "sliced_k"))
     if tile_n % warp_n:
         return f"{tile_n} rows are no whole warps of {warp_n}"
@@ -54,18 +55,20 @@ def _rule_of_warps(options: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _rule_of_form(options: Mapping[str, Any], form: Form) -> str | None:
+def rule_of_form(options: Mapping[str, Any], form: Form) -> str | None:
+    """Why a stage has no whole words of scales, or None."""
     if options["tile_k"] % form.format.columns:
         return f"tile_k must be a multiple of {form.format.columns}, the columns that a word of scales is for"
     return None
 
 
-def _rule_of_resources(plan: Plan) -> str | None:
+def rule_of_resources(plan: Plan, more: int = 0) -> str | None:
+    """Why an SM has too little shared memory for a plan, or too few registers for it and so many `more`, or None."""
     if plan.shared_bytes > SHARED_BYTES_PER_CTA:
         return f"{plan.shared_bytes} bytes of shared memory exceed {SHARED_BYTES_PER_CTA} of a CTA"
     registers = min(MOST_REGISTERS, REGISTERS_PER_SM // plan.threads // 8 * 8)
     needed = plan.accumulators + 2 * (4 * plan.token_tiles) + plan.accesses
-    needed += _REGISTERS_OF_SLAB * plan.warp_slabs + _OTHER_REGISTERS
+    needed += _REGISTERS_OF_SLAB * plan.warp_slabs + _OTHER_REGISTERS + more
     if needed > registers:
         return f"a thread needs about {needed} registers and has {registers}"
     return None

@@ -62,31 +62,59 @@ def store(
     """Add up the slices of K, in order, and write D."""
     d, bias, residual, scale_d = operands
     staged = _staged(plan, staging)
-    vectors = plan.tile_n // COLUMNS
+    width = _width(plan)
+    vectors = plan.tile_n // width
     items = vectors * plan.tile_m
     load = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), cutlass.Float32, num_bits_per_copy=128)
     copy = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), d.element_type, num_bits_per_copy=128)
-    part = cute.make_rmem_tensor((COLUMNS,), cutlass.Float32)
-    total = cute.make_rmem_tensor((COLUMNS,), cutlass.Float32)
+    part = cute.make_rmem_tensor((width,), cutlass.Float32)
+    total = cute.make_rmem_tensor((width,), cutlass.Float32)
     out = cute.make_rmem_tensor((COLUMNS,), d.element_type)
     for step in cutlass.range_constexpr(-(-items // plan.threads)):
         item = thread + step * plan.threads
         vector, token = item % vectors, item // vectors
-        column = work.first_slab * SLAB_ROWS + vector * COLUMNS
+        column = work.first_slab * (SLAB_ROWS * COLUMNS // width) + vector * COLUMNS
         if token < cutlass.min(work.tokens, plan.tile_m) and column < cute.size(d, mode=[1]):
             for slice_k in cutlass.range_constexpr(plan.sliced_k):
                 sums = cute.zipped_divide(staged[None, token, slice_k], (4,))
-                for half in cutlass.range_constexpr(2):
-                    cute.copy(load, sums[None, vector * 2 + half], cute.zipped_divide(part, (4,))[None, half])
+                for half in cutlass.range_constexpr(width // 4):
+                    place = _place(plan, vector, half, 4, plan.tile_n)
+                    cute.copy(load, sums[None, place], cute.zipped_divide(part, (4,))[None, half])
                 if cutlass.const_expr(slice_k == 0):
                     total.store(part.load())
                 else:
                     total.store(total.load() + part.load())
             total.store(total.load() * float(2**plan.weights.exponent))
             if cutlass.const_expr(bias is not None):
-                more = cute.make_rmem_tensor((COLUMNS,), bias.element_type)
-                cute.copy(copy, cute.zipped_divide(bias, (COLUMNS,))[None, column // COLUMNS], more)
+                more = cute.make_rmem_tensor((width,), bias.element_type)
+                of_rows = cute.zipped_divide(bias, (COLUMNS,))
+                for i in cutlass.range_constexpr(width // COLUMNS):
+                    place = _place(plan, column // COLUMNS, i, COLUMNS, cute.size(bias))
+                    cute.copy(copy, of_rows[None, place], cute.zipped_divide(more, (COLUMNS,))[None, i])
                 total.store(total.load() + more.load().to(cutlass.Float32))
             row = work.first_token + token
-            finish(plan.form.parts, total, out, residual, scale_d, row, column)
+            finish(plan.form.parts, _gates_first(plan, total), out, residual, scale_d, row, column)
             cute.copy(copy, out, cute.zipped_divide(d[row, None], (COLUMNS,))[None, column // COLUMNS])
+
+
+def _width(plan: Plan) -> int:
+    """Rows of B that make eight columns of D."""
+    return COLUMNS * 2 if plan.form.parts.gated else COLUMNS
+
+
+def _place(plan: Plan, vector: Any, i: int, piece: int, rows: Any) -> Any:
+    """Which piece of so many rows of B is the `i`th of those that make eight columns, the `vector`th eight: of a
+    tile's rows, or of all. They follow each other, or half of them stand in each half."""
+    pieces = _width(plan) // piece
+    if not plan.halves:
+        return vector * pieces + i
+    of_half = pieces // 2
+    return i // of_half * (rows // (2 * piece)) + vector * of_half + i % of_half
+
+
+def _gates_first(plan: Plan, total: cute.Tensor) -> cute.Tensor:
+    """The sums of gates, then those of ups; they took turns where they are interleaved."""
+    if not plan.form.parts.interleaved:
+        return total
+    layout = cute.make_layout((COLUMNS, 2), stride=(2, 1))
+    return cute.make_tensor(total.iterator, layout)

@@ -11,10 +11,10 @@ from cutlass import cute
 
 from ...w4.form import Form
 from . import views
-from .epilogue import EpilogueOperands, stage_accumulators, store
-from .loads import Operands, Work, stages_in
-from .mainloop import multiply
+from .epilogue import EpilogueOperands
+from .loads import Operands, Work
 from .plan import Plan
+from .tile import make_tile
 
 
 class W4:
@@ -64,9 +64,6 @@ class W4:
         tile_n, tile_m, _ = cute.arch.block_idx()
         first_token = tile_m * plan.tile_m
         work = Work(first_token, cute.size(d, mode=[0]) - first_token, tile_n * plan.slabs)
-        block = cutlass.memory.SmemAllocator().allocate_array(cutlass.Uint8, plan.shared_bytes, byte_alignment=128)
-        accumulators = multiply(plan, Operands(a, codes, scales), stages_in(plan, block), work, thread)
-        cute.arch.sync_threads()  # all have done with the stages, so sums can take their place
-        staging = cute.recast_ptr(block, dtype=cutlass.Float32)
-        stage_accumulators(plan, accumulators, staging, thread)
-        store(plan, EpilogueOperands(d, bias, residual, scale_d), staging, work, thread)
+        block = cutlass.memory.SmemAllocator().allocate_array(cutlass.Uint8, plan.tile_bytes, byte_alignment=128)
+        into = EpilogueOperands(d, bias, residual, scale_d)
+        make_tile(plan, Operands(a, codes, scales), into, block, work, thread)

@@ -23,7 +23,7 @@ class Work(NamedTuple):
 
     first_token: Any
     tokens: Any  # from the first to the last of all
-    first_slab: Any  # of 16 rows of B
+    first_slab: Any  # of 16 rows of B, twice the gates' where gates are in the first half of all rows
 
 
 class Operands(NamedTuple):
@@ -88,6 +88,20 @@ def load_stage(
     _load_scales(plan, load_words, operands.scales, stages.scales, work, k_tile, stage, thread)
 
 
+def _place(plan: Plan, work: Work, each: int, step: Any, size: int, extent: Any) -> tuple[Any, Any]:
+    """Which piece of all is the `step`th of a tile, and whether it is there at all: pieces have `size` elements of
+    `extent`, and a slab of 16 rows of B has `each` of them. Where halves are gates and ups, a tile takes half of its
+    slabs from each half of all."""
+    first = work.first_slab * each
+    if not plan.halves:
+        place = first + step
+        return place, place * size < extent
+    of_half = plan.slabs // 2 * each
+    half = step // of_half
+    pair = first // 2 + (step - half * of_half)
+    return half * (extent // (2 * size)) + pair, pair * size < extent // 2
+
+
 @cute.jit
 def _load_tokens(
     plan: cutlass.Constexpr,
@@ -124,8 +138,9 @@ def _load_codes(
     for step in cutlass.range_constexpr(-(-items // plan.threads)):
         item = thread + step * plan.threads
         lane, slab, block = item % LANES, item // LANES % plan.slabs, item // (LANES * plan.slabs)
-        slab_of_all, block_of_all = work.first_slab + slab, k_tile * plan.blocks_k + block
-        inside = slab_of_all < cute.size(codes, mode=[1]) and block_of_all < cute.size(codes, mode=[2])
+        slab_of_all, there = _place(plan, work, 1, slab, 1, cute.size(codes, mode=[1]))
+        block_of_all = k_tile * plan.blocks_k + block
+        inside = there and block_of_all < cute.size(codes, mode=[2])
         if item < items and inside:
             lanes = cute.zipped_divide(codes[None, slab_of_all, block_of_all], (WORDS,))
             cute.copy(load, lanes[None, lane], target[None, lane, slab, block, stage])
@@ -147,9 +162,9 @@ def _load_scales(
     for step in cutlass.range_constexpr(-(-items // plan.threads)):
         item = thread + step * plan.threads
         access, block = item % of_block, item // of_block
-        access_of_all = work.first_slab * (SCALE_WORDS // WORDS) + access
+        access_of_all, there = _place(plan, work, SCALE_WORDS // WORDS, access, WORDS, cute.size(scales, mode=[0]))
         block_of_all = k_tile * plan.scale_blocks + block
-        inside = access_of_all * WORDS < cute.size(scales, mode=[0]) and block_of_all < cute.size(scales, mode=[1])
+        inside = there and block_of_all < cute.size(scales, mode=[1])
         if item < items and inside:
             words = cute.zipped_divide(scales[None, block_of_all], (WORDS,))
             cute.copy(

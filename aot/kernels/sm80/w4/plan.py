@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from runtime.numbers.weights import WeightFormat
 
@@ -17,6 +17,7 @@ from ..sizes import ACCESS_BYTES, MMA_COLUMNS, WARP
 
 _ELEMENT_BYTES = 2  # of A
 _WORD_BYTES = 4
+_Plan = TypeVar("_Plan", bound="Plan")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Plan:
     stages: int
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], form: Form) -> Plan:
+    def of(cls: type[_Plan], options: Mapping[str, Any], form: Form) -> _Plan:
         """The plan of `options` for a form."""
         names = "tile_m", "tile_n", "tile_k", "warp_n", "sliced_k", "stages"
         return cls(form, *(options[name] for name in names))
@@ -41,6 +42,11 @@ class Plan:
     def weights(self) -> WeightFormat:
         """How B and its scales lie in memory."""
         return self.form.format
+
+    @property
+    def halves(self) -> bool:
+        """See `Form.halves`."""
+        return self.form.halves
 
     # Who multiplies what: rows of B are on the M side of mma.sync, tokens on its N side.
 
@@ -136,6 +142,11 @@ class Plan:
         return self.sliced_k * self.tile_m * self.staging_pitch * 4
 
     @property
+    def tile_bytes(self) -> int:
+        """Of shared memory, that a tile takes."""
+        return max(self.stages * self.stage_bytes, self.staging_bytes)
+
+    @property
     def shared_bytes(self) -> int:
         """Of a CTA's shared memory."""
-        return max(self.stages * self.stage_bytes, self.staging_bytes)
+        return self.tile_bytes

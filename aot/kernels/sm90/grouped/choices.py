@@ -11,7 +11,7 @@ from typing import Any
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.scaling import SCALE_BLOCK
 
-from ..group_sizes import MOST_GROUPS
+from ...group_sizes import MOST_GROUPS
 from ..persistent import choices as persistent
 from ..persistent.form import Form
 from ..persistent.plan import gates_in_turn

@@ -9,7 +9,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from ..groups import add_up, allocate
+from ...groups import add_up, allocate
 from ..persistent.form import Form
 from ..persistent.kernel import Persistent
 from ..persistent.operands import batch_last, column_operand, gate_beside_up, gathered_operand, output, row_operand

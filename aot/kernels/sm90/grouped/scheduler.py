@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 
-from ..groups import Groups, tile_at
+from ...groups import Groups, tile_at
 from ..persistent.pipeline import ClusterCta
 from ..persistent.plan import Plan
 from ..persistent.scheduler import KTiles, TileCoord, WorkTile

@@ -10,8 +10,8 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
 
+from ...groups import Groups, add_up, allocate, tile_at
 from ...w4.form import Form
-from ..groups import Groups, add_up, allocate, tile_at
 from ..sizes import WARP
 from ..small_m.epilogue import EpilogueOperands, fetch_terms, stage_accumulators, store
 from ..small_m.operands import box_layout, n_side_layout

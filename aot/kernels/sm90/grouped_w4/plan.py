@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...group_sizes import GROUPS_BYTES
 from ...w4.form import Form
-from ..group_sizes import GROUPS_BYTES
 from ..sizes import (
     BARRIER_BYTES,
     RESERVED_BYTES_PER_CTA,

@@ -13,13 +13,12 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from runtime.numbers.weights import LANES, WORDS
 
 from ...w4.form import BLOCK_K, BLOCK_WORDS, SCALE_WORDS, SLAB_ROWS
+from ...w4.words import in_words
 from ..sizes import WGMMA_ROWS
 from .plan import Plan
 
 _WGMMA_K = 16  # columns of an instruction
 _MATRIX = 2  # modes of B, where it has no groups
-_WORD_BITS = 32
-_TMA_STEP_WORDS = 4  # 16 bytes
 
 
 def codes_view(plan: Plan, b: cute.Tensor) -> cute.Tensor:
@@ -32,7 +31,7 @@ def codes_view(plan: Plan, b: cute.Tensor) -> cute.Tensor:
         shape, stride = (BLOCK_WORDS, slabs // 2, 2), (1, BLOCK_WORDS, slabs // 2 * BLOCK_WORDS)
     shape, stride = (*shape, blocks), (*stride, slabs * BLOCK_WORDS)
     if cute.rank(b) > _MATRIX:
-        shape, stride = (*shape, cute.size(b, mode=[2])), (*stride, _in_words(b, b.stride[2]))
+        shape, stride = (*shape, cute.size(b, mode=[2])), (*stride, in_words(b, b.stride[2]))
     return cute.make_tensor(cute.recast_ptr(b.iterator, dtype=cutlass.Int32), cute.make_layout(shape, stride=stride))
 
 
@@ -53,14 +52,9 @@ def scales_view(plan: Plan, b: cute.Tensor, scale_b: cute.Tensor) -> cute.Tensor
         shape, stride = (half, 2), (1, half)
     shape, stride = (*shape, blocks), (*stride, words)
     if cute.rank(b) > _MATRIX:
-        shape, stride = (*shape, cute.size(b, mode=[2])), (*stride, _in_words(scale_b, scale_b.stride[0]))
+        shape, stride = (*shape, cute.size(b, mode=[2])), (*stride, in_words(scale_b, scale_b.stride[0]))
     pointer = cute.recast_ptr(scale_b.iterator, dtype=cutlass.Int32)
     return cute.make_tensor(pointer, cute.make_layout(shape, stride=stride))
-
-
-def _in_words(tensor: cute.Tensor, step: Any) -> Any:
-    """A step of so many elements as one of words, which are multiples of what TMA takes."""
-    return cute.assume(step * tensor.element_type.width // _WORD_BITS, divby=_TMA_STEP_WORDS)
 
 
 def scales_tiler(plan: Plan) -> tuple[int, ...]:

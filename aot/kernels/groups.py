@@ -17,8 +17,8 @@ import cutlass
 from cutlass import cute
 
 from .group_sizes import MOST_GROUPS
-from .sizes import WARP
 
+_WARP = 32
 _GROUPS_OF_LANE = 4  # that a lane adds up before the warp does
 
 
@@ -62,7 +62,7 @@ def add_up(
     row, tile = cutlass.Int32(0), cutlass.Int32(0)  # where the groups of this round begin
     if lane == 0:
         groups.rows[0], groups.tiles[0] = row, tile
-    for first in cutlass.range(0, count, WARP * _GROUPS_OF_LANE, unroll=1):
+    for first in cutlass.range(0, count, _WARP * _GROUPS_OF_LANE, unroll=1):
         own = first + lane * _GROUPS_OF_LANE  # the lane's groups follow each other
         # All loads are under way before the first is used: a round takes as long as one.
         loaded = [ends[cutlass.min(own + i, count - 1)] for i in range(_GROUPS_OF_LANE)]
@@ -84,8 +84,8 @@ def add_up(
             if own + i < count:
                 groups.rows[own + i + 1], groups.tiles[own + i + 1] = found[i], tile + tile_before + tiles[i]
         if cutlass.const_expr(not masked):
-            row = cute.arch.shuffle_sync(found[-1], WARP - 1)
-        tile += cute.arch.shuffle_sync(tile_before + tiles[-1], WARP - 1)
+            row = cute.arch.shuffle_sync(found[-1], _WARP - 1)
+        tile += cute.arch.shuffle_sync(tile_before + tiles[-1], _WARP - 1)
 
 
 def tile_at(tokens: int, masked: bool, groups: Groups, count: Any, index: Any) -> GroupTile:
