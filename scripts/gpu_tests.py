@@ -58,12 +58,12 @@ ARCHIVES = (
     ),
     Tested(
         *("grouped", ("tests/data/grouped.yaml", "--candidates", "4")),
-        tests=("tests/grouped_gemm",),
+        tests=("tests/grouped_gemm/test_gpu.py",),
         memcheck=((),),
     ),
     Tested(
         *("gathered", ("tests/data/gathered.yaml", "--candidates", "4")),
-        tests=("tests/grouped_gemm",),
+        tests=("tests/grouped_gemm/test_gpu.py", "tests/grouped_gemm/test_gpu_gathered.py"),
         memcheck=((),),
         racecheck=(("--schedules",),),
     ),
@@ -80,7 +80,7 @@ ARCHIVES = (
     ),
     Tested(
         *("experts_fp8", ("tests/data/experts_fp8.yaml", "--candidates", "4")),
-        tests=("tests/moe", "tests/quantise", "tests/grouped_gemm"),
+        tests=("tests/moe", "tests/quantise", "tests/grouped_gemm/test_gpu.py"),
         memcheck=((),),
         racecheck=(("--schedules",),),
     ),

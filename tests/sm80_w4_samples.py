@@ -1,7 +1,9 @@
-"""Functions of `sm80_w4` in an archive, named one by one: builds for Hopper, which can run them too, choose none."""
+"""Functions of `sm80_w4` and `sm80_grouped_w4` in an archive, named one by one: builds for Hopper, which can run them
+too, choose none."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,13 @@ from aot.search.provider import families
 from aot.search.variants import Variant
 from aot.search.variants import choices as config
 from runtime.numbers.scaling import SCALINGS
+from runtime.numbers.weights import FORMATS
 
 FAMILY = families("own")["sm80_w4"]
 FULL = "bias+gelu+residual+scale"
+GROUPED = "sm80_grouped_w4"  # whose choices are the same
+# Of groups: GPT-OSS's, gates in the first half of all rows, and neither.
+EPILOGUES_OF_GROUPS = "bias+swiglu_clamped_interleaved", "bias+swiglu", "none"
 
 
 def choices(tile: tuple[int, int, int], warp_n: int, sliced_k: int, stages: int) -> dict[str, Any]:
@@ -35,19 +41,33 @@ CHOICES = (
 )
 
 
-def variant(options: dict[str, Any], scaling: str, target: str, epilogue: str = "none") -> Variant:
+def variant(
+    options: dict[str, Any], scaling: str, target: str, epilogue: str = "none", family: str = "sm80_w4"
+) -> Variant:
     """The legal variant of these words."""
+    found = variant_of(options, scaling, target, epilogue, family)
+    assert illegal(found) is None, illegal(found)
+    return found
+
+
+def variants_of_groups(target: str) -> list[Variant]:
+    """The legal ones of all samples, formats and epilogues."""
+    named = itertools.product(CHOICES, FORMATS, EPILOGUES_OF_GROUPS)
+    found = [variant_of(options, word, target, epilogue, GROUPED) for options, word, epilogue in named]
+    return [v for v in found if illegal(v) is None]
+
+
+def variant_of(options: dict[str, Any], scaling: str, target: str, epilogue: str, family: str) -> Variant:
+    """The variant of these words, legal or not."""
     (b,) = SCALINGS[scaling].of_b
     elements = "bf16", b, "bf16"
-    found = Variant(
-        *("own", "sm80_w4", target),
+    return Variant(
+        *("own", family, target),
         *(config(**options), elements),
         epilogue=epilogue,
         scaling=scaling,
-        operation="gemm",
+        operation=families("own")[family].operation,
     )
-    assert illegal(found) is None, illegal(found)
-    return found
 
 
 def pack(variants: list[Variant], folder: Path) -> Path:

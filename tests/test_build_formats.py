@@ -31,6 +31,7 @@ def test_every_scaling_is_of_a_format() -> None:
         ("llama-3.1-8b", "e2m1", "nvfp4", ("sm_100a", "sm_103a")),
         ("llama-3.1-8b", "bf16", "none", ("sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a")),
         ("llama-3.1-8b", "bf16", "block", None),
+        ("gpt-oss-120b", "bf16", "mxfp4_weight", ("sm_80", "sm_90a", "sm_120a")),
     ],
 )
 def test_targets_are_those_with_a_kernel_in_the_format(

@@ -10,7 +10,7 @@ import pytest
 
 from .command_line import ROOT
 from .ptx.parse import parse
-from .sm80_w4_samples import CHOICES, variant
+from .sm80_w4_samples import CHOICES, GROUPED, variant
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -26,7 +26,7 @@ def run(target: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     [
         ("sm_90a", (5, 7, 12, 28)),
         ("sm_100a", (1, 21, 23)),
-        ("sm_80", (0, 10)),
+        ("sm_80", (0, 10, 28)),
     ],
 )
 def test_kernels_compute_what_their_reference_says(target: str, numbers: tuple[int, ...]) -> None:
@@ -39,6 +39,7 @@ def test_kernels_compute_what_their_reference_says(target: str, numbers: tuple[i
     [
         ("sm_90a", "sm90_small_m", 7, ("waits at mbarriers", "waits for products", "products of a step")),
         ("sm_80", "sm80_w4", 9, ("waits for copies",)),
+        pytest.param("sm_80", "sm80_grouped_w4", 29, ("waits for copies",), marks=pytest.mark.long),
     ],
 )
 def test_what_a_kernel_forgets_is_seen(target: str, family: str, case: int, forgotten: tuple[str, ...]) -> None:
@@ -46,16 +47,25 @@ def test_what_a_kernel_forgets_is_seen(target: str, family: str, case: int, forg
     assert (done.returncode, done.stdout.count("FAIL"), "ok " in done.stdout) == (1, len(forgotten), False), done.stdout
 
 
-@pytest.mark.parametrize("scaling", ["mxfp4_weight", "int4_weight"])
-def test_a_kernel_for_ampere_is_right_where_no_build_chooses_it(scaling: str) -> None:
-    epilogue = "bias" if scaling == "mxfp4_weight" else "none"  # of the case
-    done = run("sm_90a", "--name", variant(CHOICES[1], scaling, "sm_90a", epilogue).name())
+@pytest.mark.parametrize(
+    ("family", "scaling", "epilogue"),  # of a case
+    [
+        ("sm80_w4", "mxfp4_weight", "bias"),
+        ("sm80_w4", "int4_weight", "none"),
+        pytest.param(GROUPED, "int4_weight", "bias", marks=pytest.mark.long),
+    ],
+)
+def test_a_kernel_for_ampere_is_right_where_no_build_chooses_it(family: str, scaling: str, epilogue: str) -> None:
+    done = run("sm_90a", "--name", variant(CHOICES[1], scaling, "sm_90a", epilogue, family).name())
     assert (done.returncode, done.stdout.count("ok ")) == (0, 1), done.stdout + done.stderr
 
 
-def test_whatever_ends_of_groups_are_only_their_rows_are_written() -> None:
-    done = run("sm_90a", "--hostile", "--case", 11, "--case", 27)
-    assert (done.returncode, done.stdout.count("ok ")) == (0, 2), done.stdout + done.stderr
+@pytest.mark.parametrize(
+    ("target", "numbers"), [("sm_90a", (11, 27)), pytest.param("sm_80", (27, 29), marks=pytest.mark.long)]
+)
+def test_whatever_ends_of_groups_are_only_their_rows_are_written(target: str, numbers: tuple[int, ...]) -> None:
+    done = run(target, "--hostile", *(word for number in numbers for word in ("--case", number)))
+    assert (done.returncode, done.stdout.count("ok ")) == (0, len(numbers)), done.stdout + done.stderr
 
 
 @pytest.mark.long

@@ -14,6 +14,7 @@ from typing import Any
 
 from runtime.grouped_gemm import Signature
 
+from ..kernels.sm80.grouped_w4.choices import REGISTERS_OF_TILES
 from ..kernels.sm80.grouped_w4.plan import Plan
 from ..search.a100 import MMA_SYNC
 from ..search.grouped_gemm import active_groups
@@ -25,7 +26,7 @@ from .estimate_sm80_w4 import Tile, tile_of, whole_us
 
 @cache
 def _tile(v: Variant, plan_of: Callable[[Variant], Plan]) -> Tile:
-    return tile_of(plan_of(v), v.target)
+    return tile_of(plan_of(v), v.target, REGISTERS_OF_TILES)
 
 
 def estimate_us(v: Variant, plan_of: Callable[[Variant], Plan], signature: Signature, m: int) -> float:

@@ -38,8 +38,8 @@ class Tile(NamedTuple):
     slices: int
 
 
-def tile_of(plan: Plan, target: str) -> Tile:
-    """That of a plan on a target."""
+def tile_of(plan: Plan, target: str, more: int = 0) -> Tile:
+    """That of a plan on a target, whose threads have so many `more` registers."""
     rates = MMA_SYNC
     warps, tiles, slabs = plan.threads // 32, plan.token_tiles, plan.warp_slabs
     products = 4 * tiles * slabs  # instructions of a warp for a block
@@ -55,7 +55,7 @@ def tile_of(plan: Plan, target: str) -> Tile:
     resident = min(
         rates.shared_bytes[target] // (plan.shared_bytes + _RESERVED_BYTES),
         rates.warps // warps,
-        rates.registers // (plan.threads * (plan.accumulators + _OTHER_REGISTERS)),
+        rates.registers // (plan.threads * (plan.accumulators + _OTHER_REGISTERS + more)),
     )
     weight_bytes = (plan.codes_bytes + plan.scales_bytes) / (plan.tile_n * plan.tile_k)
     return Tile(

@@ -1,4 +1,4 @@
-"""What the estimate of `sm80_w4` takes a GPU for: an A100, of which nothing was measured or fitted here.
+"""What the estimates of kernels by mma.sync take a GPU for: an A100, of which nothing was measured or fitted here.
 
 From NVIDIA's A100 whitepaper (1410 MHz, 1024 multiply-adds of 16 bits an SM and cycle, 64 warps and 164 KB of shared
 memory an SM) and, where it does not say, round numbers. Knows nothing of kernels.
