@@ -26,6 +26,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import traffic
 from report import ends, out_argument, write
 
 from runtime.errors import ArgumentError
@@ -53,6 +54,9 @@ def main() -> int:
         figures["model_layers"] = options.layers
     figures["decode"] = {str(b): _decode(engine, b, options) for b in options.batches}
     figures["prefill"] = {str(tokens): _prefill(engine, tokens, options.repeats) for tokens in options.prompts}
+    if options.traffic:
+        figures["traffic"] = traffic.measured(engine.llm_engine, _sampling, options.traffic)
+        print(f"traffic: {json.dumps(figures['traffic'])}", flush=True)
     figures["answers"] = _answers(engine)
     if options.against:
         against = json.loads(options.against.read_text())
@@ -107,6 +111,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=_integers, default=[512, 2048], help="lengths of prompts, for prefill")
     parser.add_argument("--tokens", type=int, default=64, help="tokens that each sequence is decoded for")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--traffic", type=int, default=0, help="runs of requests of random lengths (traffic.py)")
     parser.add_argument("--layers", type=int, default=0, help="so many of the model's layers, not all")
     parser.add_argument("--beside-stock", action="store_true", help="run vLLM without the archive first")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one engine of --beside-stock")
@@ -191,11 +196,15 @@ def _is_served(layer: Any) -> bool:
     return marked or any(type(gemm).__module__.startswith("runtime.vllm") for gemm in gemms)
 
 
-def _generate(engine: Any, prompts: list[list[int]], **parameters: Any) -> tuple[float, Any]:
-    """Seconds, and what was generated."""
+def _sampling(max_tokens: int, **parameters: Any) -> Any:
     from vllm import SamplingParams
 
-    sampling = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, **parameters)
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, detokenize=False, **parameters)
+
+
+def _generate(engine: Any, prompts: list[list[int]], **parameters: Any) -> tuple[float, Any]:
+    """Seconds, and what was generated."""
+    sampling = _sampling(**parameters)
     began = time.perf_counter()
     outputs = engine.generate([{"prompt_token_ids": p} for p in prompts], sampling, use_tqdm=False)
     return time.perf_counter() - began, outputs
@@ -246,6 +255,9 @@ def compared(figures: dict[str, Any], against: dict[str, Any]) -> dict[str, floa
         found[f"decode, batch {batch}, x"] = rate["tokens_per_s"] / against["decode"][batch]["tokens_per_s"]
     for tokens, took in figures["prefill"].items():
         found[f"prefill of {tokens}, x"] = against["prefill"][tokens]["s"] / took["s"]
+    if "traffic" in figures and "traffic" in against:
+        mine, theirs = (each["traffic"]["at_once"]["tokens_per_s"] for each in (figures, against))
+        found["traffic at once, x"] = mine / theirs
     mine, theirs = figures["answers"], against["answers"]
     pairs = [zip(a, b, strict=True) for a, b in zip(mine["text_logprobs"], theirs["text_logprobs"], strict=True)]
     differences = [abs(a - b) for pair in pairs for a, b in pair]
