@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 import bench_grouped
 import bench_w4
 import peers
+import render_benchmarks
 import report
 from peers import marlin, marlin_grouped
 
@@ -56,7 +57,7 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             launch(operands[-1])
         return {name: measure.Timing(US[name], 0.01) for name in launches}
 
-    monkeypatch.setattr(bench_w4, "Weights", lambda *of, **more: Weights(*of, **more, device="cpu"))
+    monkeypatch.setattr(bench_w4, "Weights", lambda s, m, l2_bytes, seed: Weights(s, m, l2_bytes, seed, "cpu"))
     monkeypatch.setattr(measure, "time_interleaved", time_interleaved)
     return timed
 
@@ -226,3 +227,30 @@ def test_a_peer_of_experts_is_missing_only_where_it_is_asked_for(monkeypatch: py
     assert set(said) == {"deep_gemm", "marlin"}
     with pytest.raises(peers.PeerMissing, match=r"^marlin: "):
         bench_grouped.open_peers(["marlin"], SETTINGS)
+
+
+# --- the page ---
+
+
+def test_the_page_has_a_table_of_marlin_once_the_result_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = render_benchmarks.load("w4_h200")
+    without = [r | {"us": 10.0, "bf16_us": 24.0} for r in kept["results"]]
+    timed = [r | {"marlin_us": 10.0 + r["m"] / 10, "marlin_error": 1e-3} for r in without]
+    wrong = {name: value for name, value in timed[0].items() if name != "marlin_us"} | {"marlin_error": "it is off"}
+    said = {"marlin": {"versions": {"vllm": "0.25.0"}, "search": "its own"}}
+
+    def rendered(results: Any, **more: Any) -> list[str]:
+        document = {name: value for name, value in kept.items() if name != "peers"} | {"results": results} | more
+        monkeypatch.setattr(render_benchmarks, "load", lambda name: document)
+        return render_benchmarks.weights()
+
+    rows = len({r["signature"] for r in without})
+    before, after = rendered(without), rendered([wrong, *timed[1:]], peers=said)
+    assert [line for line in before if "Marlin" in line] == [line for line in before if "not timed" in line]
+    assert after[: rows + 3] == before[: rows + 3]
+    header, _, *table = after[rows + 3 : 2 * rows + 5]
+    assert header.startswith("| times Marlin | M = 1 |")
+    (first,) = [row for row in table if row.startswith("| MXFP4, 28672 x 4096 |")]
+    assert first == "| MXFP4, 28672 x 4096 | 1.01 |  | 1.32 | 1.64 |"
+    assert all(row.split("|")[3] == " 1.16 " for row in table if row != first)
+    assert "Marlin is of vllm 0.25.0; wrong: 1." in after[2 * rows + 6]

@@ -44,7 +44,7 @@ class StandIn:
             "apply_fp4_marlin_linear": self.mxfp4,
         }
         align = {"moe_align_block_size": self.align}
-        modules = {
+        modules: dict[str, dict[str, Any]] = {
             "vllm._C_stable_libtorch": {},
             "vllm._moe_C_stable_libtorch": {},
             "vllm._custom_ops": ops,
