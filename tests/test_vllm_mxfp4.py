@@ -174,7 +174,11 @@ def test_kernels_that_were_never_run_are_left(serve: Any) -> None:
         ({"in_dtype": torch.float16}, None, "tokens are torch.float16"),
         ({}, lambda x: setattr(x, "swiglu_limit", 7.0), "limits of its own"),
         ({}, lambda x: x.w2_weight_scale.data[-1, -1, -1].fill_(151), "a scale of mxfp4 is 2^24"),
-        ({}, lambda x: setattr(x, "w2_bias", torch.nn.Parameter(x.w2_bias.float(), requires_grad=False)), "the bias of down is no"),
+        (
+            {},
+            lambda x: setattr(x, "w2_bias", torch.nn.Parameter(x.w2_bias.float(), requires_grad=False)),
+            "the bias of down is no",
+        ),
         ({}, lambda x: delattr(x, "top_k"), "AttributeError"),
     ],
 )

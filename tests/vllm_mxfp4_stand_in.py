@@ -62,14 +62,14 @@ def packed(experts: int, n: int, k: int, seed: int) -> tuple[Any, Any]:
 
 
 def _methods(triton: Any) -> tuple[type, type]:
-    class OwnExperts(triton):  # type: ignore[misc]
+    class OwnExperts(triton):
         """Reads the bytes of weights from the last to the first."""
 
+        packed_scales: Any
+
         def apply(self, output: Any, hidden_states: Any, w1: Any, w2: Any, *more: Any, **words: Any) -> None:
-            of_w1, of_w2 = (numbers(w.flip(-1), s) for w, s in zip((w1, w2), self.scales, strict=True))
-            scales, self.scales = self.scales, (None, None)
+            of_w1, of_w2 = (numbers(w.flip(-1), s) for w, s in zip((w1, w2), self.packed_scales, strict=True))
             super().apply(output, hidden_states, of_w1, of_w2, *more, **words)
-            self.scales = scales
 
     class FusedMoEMethodBase:
         moe_kernel: Kernel | None = None
@@ -86,7 +86,7 @@ def _methods(triton: Any) -> tuple[type, type]:
             self.moe_kernel = Kernel(self.experts_cls())
             made = self.moe_kernel.fused_experts
             made.w1_bias, made.w2_bias = (getattr(layer, f"{name}_bias", None) for name in ("w13", "w2"))
-            made.scales = layer.w13_weight_scale.data, layer.w2_weight_scale.data
+            made.packed_scales = layer.w13_weight_scale.data, layer.w2_weight_scale.data
             for name in ("w13", "w2"):
                 weight = getattr(layer, f"{name}_weight")
                 setattr(layer, f"{name}_weight", nn.Parameter(weight.data.flip(-1), requires_grad=False))

@@ -98,8 +98,8 @@ def _prepare_experts(packed: torch.Tensor, scales: torch.Tensor, layout: str) ->
 
 
 def prepare_in_place(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> PreparedWeight:
-    """The same of experts' weights, in the memory of `packed` (experts, ...) and `scales`, which are contiguous and hold
-    no checkpoint's numbers from then on; no more than one expert's are spread out at a time.
+    """The same of experts' weights, in the memory of `packed` (experts, ...) and `scales`, both contiguous, which hold no
+    checkpoint's numbers from then on; no more than one expert's are spread out at a time.
 
     Raises:
         ArgumentError: as `prepare_weight`; nothing was written.
@@ -215,8 +215,8 @@ def _check_scales(scales: torch.Tensor, form: WeightFormat) -> None:
             )
     elif not bool((scales.to(torch.bfloat16).abs() < form.limit).all()):
         raise ArgumentError(
-            f"a scale of int4 is {float(scales.abs().max())} or not a number; kernels take them below {form.limit:.0f}: "
-            "is `scales` what it should be?"
+            f"a scale of int4 is {float(scales.abs().max())} or not a number; kernels take them below "
+            f"{form.limit:.0f}: is `scales` what it should be?"
         )
 
 

@@ -28,9 +28,7 @@ def weights_of(method: Any, layer: Any) -> Mxfp4Experts:
     """Those of a layer as they were loaded."""
     scales = layer.w13_weight_scale, layer.w2_weight_scale
     biases = experts.biases_of(method, layer)
-    return Mxfp4Experts(
-        layer.w13_weight, layer.w2_weight, method.moe.in_dtype, biases, scales, experts.weighed(layer)
-    )
+    return Mxfp4Experts(layer.w13_weight, layer.w2_weight, method.moe.in_dtype, biases, scales, experts.weighed(layer))
 
 
 def decision(lib: Library, method: Any, layer: Any, weights: Mxfp4Experts) -> ExpertsDecision:
