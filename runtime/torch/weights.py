@@ -98,8 +98,8 @@ def _prepare_experts(packed: torch.Tensor, scales: torch.Tensor, layout: str) ->
 
 
 def prepare_in_place(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> PreparedWeight:
-    """The same of experts' weights, in the memory of `packed` (experts, ...) and `scales`, both contiguous, which hold no
-    checkpoint's numbers from then on; no more than one expert's are spread out at a time.
+    """The same of experts' weights, in the memory of `packed` (experts, ...) and `scales`, both contiguous, which lose a
+    checkpoint's numbers; no more than one expert's are spread out at a time.
 
     Raises:
         ArgumentError: as `prepare_weight`; nothing was written.
