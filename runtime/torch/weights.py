@@ -98,7 +98,7 @@ def _prepare_experts(packed: torch.Tensor, scales: torch.Tensor, layout: str) ->
 
 
 def prepare_in_place(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> PreparedWeight:
-    """The same of experts' weights, in the memory of `packed` (experts, ...) and `scales`, both contiguous, which lose a
+    """The same of experts' weights, in the memory of `packed` (experts, ...) and `scales`, both contiguous; they lose a
     checkpoint's numbers; no more than one expert's are spread out at a time.
 
     Raises:
