@@ -30,7 +30,7 @@ class Decision:
     one; empty where the server computes that. `fused` is the one that computes the activation after it too, where there
     is one, and then the only one that is called. `asked` is the one that the server is expected to call, and `reason`
     says why the archive does not serve it. `kind` is "linear layer", "head", "embedding", which is a head only in
-    models that tie it, or "fp8 layer".
+    models that tie it, or "fp8 layer". `binding` says that the server cannot compute the layer any more.
     """
 
     kind: str
@@ -39,6 +39,7 @@ class Decision:
     with_bias: bool = False
     reason: str = ""
     fused: str = ""
+    binding: bool = False
 
     @property
     def asked(self) -> str:

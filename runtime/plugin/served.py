@@ -41,7 +41,7 @@ class Served:
         # Layers and graphs of earlier models hold numbers of theirs, so libraries stay open as long as the process.
         self._opened: dict[str, Library] = {}
         self._sizes: list[int] = []  # numbers of tokens that the server captures graphs for
-        self._fp8_ready: set[str] = set()  # signatures whose kernels are loaded
+        self._ready: set[str] = set()  # signatures whose kernels are loaded
         self._fp8_left: Counter[str] = Counter()  # layers that the server computes, by the reason
         self._fused: list[Any] = []  # the MLPs whose activations GEMMs compute
         self._decisions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by layer, or fp8 GEMM
@@ -49,7 +49,7 @@ class Served:
     def _forget(self) -> None:
         """Begin anew; what an earlier engine was given goes on as it is."""
         self.lib, self._digest = None, ""
-        self._fp8_ready.clear()
+        self._ready.clear()
         self._fp8_left.clear()
         self._fused.clear()
         self._decisions.clear()
@@ -84,9 +84,9 @@ class Served:
         from ..torch.layers import choose
 
         found, reason = choose(self.lib, signature)
-        if found is not None and found.key() not in self._fp8_ready:
+        if found is not None and found.key() not in self._ready:
             self._preload({found.key()})  # now, as later there is no way back
-            self._fp8_ready.add(found.key())
+            self._ready.add(found.key())
         return reason
 
     def decide(self, method: Any, layer: Any) -> None:
@@ -187,14 +187,12 @@ class Served:
     # --- it does not ---
 
     def _give_up(self, error: Exception) -> None:
-        """Let the server compute every layer that was not quantised, which it still can: nothing was traced yet."""
-        from .linears import FP8
-
+        """Let the server compute every layer that it still can: nothing was traced yet."""
         self.lib = None
         for mlp in self._fused:
             mlp.restore()
         for layer, decision in list(self._decisions.items()):
-            if decision.kind != FP8:  # whose kernels are loaded
+            if not decision.binding:  # or its kernels are loaded
                 self._leave(layer)
         self.refuse(error)
 

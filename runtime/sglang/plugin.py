@@ -168,7 +168,7 @@ class Plugin(Served):
                 fp8.take(layer, self._number(), signature, dtype)
         except Exception as error:  # whatever it is, SGLang computes the layer
             reason = words(error)
-        self._decisions[layer] = Decision(FP8, key, reason=reason)
+        self._decisions[layer] = Decision(FP8, key, reason=reason, binding=True)
 
     def _decide_experts(self, layer: Any, dtype: Any) -> None:
         from ..plugin.experts import left
