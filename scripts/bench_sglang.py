@@ -83,9 +83,9 @@ def _run(options: argparse.Namespace, archive: list[str]) -> dict[str, Any]:
 
 
 def _engine(options: argparse.Namespace, archive: list[str]) -> Any:
-    import sglang
+    from sglang.srt.entrypoints import engine  # sglang.Engine is no class, but what imports it when called
 
-    class Engine(sglang.Engine):  # type: ignore[misc]
+    class Engine(engine.Engine):
         run_scheduler_process_func = staticmethod(scheduler_process)
 
     overrides: dict[str, Any] = {"num_hidden_layers": options.layers} if options.layers else {}

@@ -80,9 +80,11 @@ class StandInEngine:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The status and the result of the script with these words."""
-    sglang = ModuleType("sglang")
-    sglang.Engine = StandInEngine  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "sglang", sglang)
+    entrypoints = ModuleType("sglang.srt.entrypoints")
+    entrypoints.engine = SimpleNamespace(Engine=StandInEngine)  # type: ignore[attr-defined]
+    for name in ("sglang", "sglang.srt"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "sglang.srt.entrypoints", entrypoints)
     monkeypatch.setattr(report, "commit", lambda: "unknown")
     monkeypatch.setattr(bench_sglang, "_environment", dict)
     ticks = iter(range(10**6))
