@@ -25,6 +25,7 @@ from report import ends, out_argument, version, write
 
 from runtime.errors import ArgumentError
 from runtime.plugin.hooks import is_marked
+from runtime.plugin.settings import KEY
 
 # How the plugin marks layers and weights that it serves (runtime/plugin/served.py, runtime/sglang/fp8.py).
 LAYER_MARKS, WEIGHT_MARK = ("_cute_aot_plain", "_cute_aot_biased"), "_cute_aot_scaled"
@@ -90,7 +91,7 @@ def _engine(options: argparse.Namespace, archive: list[str]) -> Any:
 
     overrides: dict[str, Any] = {"num_hidden_layers": options.layers} if options.layers else {}
     if archive:
-        overrides["cute_aot"] = archive
+        overrides[KEY] = archive
     settings = {
         "context_length": 4096,
         "disable_radix_cache": True,  # or a repeated prompt would cost nothing
@@ -110,15 +111,17 @@ def _engine(options: argparse.Namespace, archive: list[str]) -> Any:
 # --- in a scheduler's process ---
 
 
-def scheduler_process(*arguments: Any, **words: Any) -> None:
-    """SGLang's own, after the plugin was registered as the entry point of the installed distribution does it."""
+def scheduler_process(server_args: Any, *arguments: Any, **words: Any) -> None:
+    """SGLang's own, after the plugin was registered as the entry point of the installed distribution does it, where
+    there is an archive."""
     from sglang.srt.managers import scheduler
 
-    from runtime.sglang import register
+    if KEY in server_args.json_model_override_args:
+        from runtime.sglang import register
 
-    register()
+        register()
     scheduler.Scheduler.draw_weights = draw_weights
-    scheduler.run_scheduler_process(*arguments, **words)
+    scheduler.run_scheduler_process(server_args, *arguments, **words)
 
 
 def draw_weights(scheduler: Any, out: str, zero: str | None) -> None:
