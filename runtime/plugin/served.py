@@ -6,7 +6,6 @@ the log, and the server's own kernels serve. Knows no server; torch is imported 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import weakref
 from collections import Counter, defaultdict
@@ -26,6 +25,8 @@ from .settings import Settings
 # behind `__torch_function__`, which a trace need not go through.
 PLAIN, _BIASED, _DTYPE = "_cute_aot_plain", "_cute_aot_biased", "_cute_aot_dtype"
 _FUSED = "_cute_aot_fused"  # of one that computes its activation too
+OVERLAP = "_overlap"  # behind each of these three: what is promised
+_APART = "_cute_aot_apart"  # of one that does not at these M: the overlap there, and what `gated.flat` gives
 
 
 class Served:
@@ -107,10 +108,13 @@ class Served:
 
     def _take(self, layer: Any, decision: Any) -> None:
         """Let a layer be called as was decided."""
+        from .linears import overlap_of
+
         number = self._number()
         for name, key in ((PLAIN, decision.plain), (_BIASED, decision.biased)):
             if key:
                 setattr(layer, name, number)
+                setattr(layer, name + OVERLAP, overlap_of(key))
                 setattr(layer, _DTYPE, layer.weight.dtype)
         self._decisions[layer] = decision
 
@@ -138,18 +142,24 @@ class Served:
 
         The parameters are those of `activations.mlps`.
         """
+        from . import gated
         from .activations import EPILOGUE, mlps
-        from .linears import fused
+        from .linears import fused, overlap_of
 
         assert self.lib is not None
         for mlp in mlps(model, silu_and_mul, besides):
             layer, decision = mlp.gate_up, self._decisions.get(mlp.gate_up)
             if decision is None or not hooks.is_hooked(type(layer.quant_method), "apply"):
                 continue
-            if key := fused(self.lib, layer, decision, EPILOGUE):
+            decision = fused(self.lib, layer, decision, EPILOGUE)
+            if decision.fused:
                 setattr(layer, _FUSED, self._number())
+                setattr(layer, _FUSED + OVERLAP, overlap_of(decision.fused))
                 setattr(layer, _DTYPE, layer.weight.dtype)
-                self._decisions[layer] = dataclasses.replace(decision, fused=key)
+                if decision.apart:
+                    setattr(layer, _APART, (overlap_of(decision.plain), gated.flat(decision.apart)))
+                    gated.use(self._number(), mlp.kernel)
+                self._decisions[layer] = decision
                 self._fused.append(mlp)
                 mlp.leave_to_gemm()
 
@@ -170,17 +180,22 @@ class Served:
         """Of the `apply` of 16-bit layers: what torch.compile traces, so no more than attributes, and the operator."""
         from ..torch.operator import GEMM  # the server has imported torch by now
         from .activations import EPILOGUE, swiglu
+        from .gated import GATED
 
         def apply(method: Any, layer: Any, x: Any, bias: Any = None) -> Any:
             number = getattr(layer, _FUSED, None)
             if number is not None:
                 if x.dim() < 2 or x.dtype != getattr(layer, _DTYPE):
                     return swiglu(computed(method, layer, x, bias))
-                return GEMM(number, x.contiguous(), layer.weight, epilogue=EPILOGUE)
-            number = getattr(layer, PLAIN if bias is None else _BIASED, None)
+                overlap, apart = getattr(layer, _FUSED + OVERLAP), getattr(layer, _APART, None)
+                if apart is not None:
+                    return GATED(number, x.contiguous(), layer.weight, EPILOGUE, overlap, *apart)
+                return GEMM(number, x.contiguous(), layer.weight, epilogue=EPILOGUE, overlap=overlap)
+            way = PLAIN if bias is None else _BIASED
+            number = getattr(layer, way, None)
             if number is None or x.dim() < 2 or x.dtype != getattr(layer, _DTYPE):
                 return computed(method, layer, x, bias)
-            return GEMM(number, x.contiguous(), layer.weight, bias=bias)
+            return GEMM(number, x.contiguous(), layer.weight, bias=bias, overlap=getattr(layer, way + OVERLAP))
 
         return apply
 
@@ -198,7 +213,8 @@ class Served:
 
     def _leave(self, layer: Any) -> None:
         """Let the server compute a layer."""
-        for name in (PLAIN, _BIASED, _DTYPE, _FUSED):
+        ways = [way + of for way in (PLAIN, _BIASED, _FUSED) for of in ("", OVERLAP)]
+        for name in (*ways, _DTYPE, _APART):
             if name in vars(layer):
                 delattr(layer, name)
         self._decisions.pop(layer, None)
