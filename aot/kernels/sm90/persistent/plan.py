@@ -166,6 +166,13 @@ class Plan:
         return self.rows % (self.cluster_columns * 8) != 0, self.columns % (self.cluster_rows * unit) != 0
 
     @property
+    def passes_over(self) -> bool:
+        """Whether a warp group that has no rows to store of a tile multiplies nothing: where rows of groups, which
+        fill no whole tiles, are split between warp groups. Of 8-bit types with scales of blocks alone, as others take
+        turns to multiply."""
+        return self.form.grouped and self.staged_scales > 0 and self.atom_layout.rows > 1
+
+    @property
     def tokens(self) -> int:
         """Rows of A in a tile."""
         return self.columns if self.swap else self.rows

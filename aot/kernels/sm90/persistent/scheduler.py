@@ -22,13 +22,15 @@ from .plan import Plan
 
 class TileCoord(NamedTuple):
     """A CTA's tile of D: its numbers along rows and columns, its batch, by how many rows of A it begins before its
-    place (`Plan.moved_up`), and where the rows of A end that it makes D of, None where that is A's end."""
+    place (`Plan.moved_up`), where the rows of A end that it makes D of, None where that is A's end, and where those
+    begin that no tile before it makes, None where nobody asks."""
 
     row: Any
     column: Any
     batch: Any
     moved_up: Any
     end: Any = None
+    begin: Any = None
 
 
 class KTiles(NamedTuple):
