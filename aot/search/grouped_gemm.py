@@ -63,7 +63,7 @@ class GroupedBuilding(Building):
         return [v for name in provider_names() for v in legal_variants(name, target, signature)]
 
     def shortlist(self, wanted: Mapping[Signature, Sequence[int]], target: str, limit: int) -> Shortlist:
-        """The `limit` variants that are estimated to be fastest at each M, of those that overlap as much as they may."""
+        """The `limit` variants that are estimated to be fastest at each M, of those that overlap most."""
         found: dict[Signature, tuple[tuple[int, tuple[Variant, ...]], ...]] = {}
         for signature, ms in wanted.items():
             variants = sorted(self.variants(target, signature), key=Variant.name)
