@@ -45,7 +45,7 @@ class _Halves(NamedTuple):
     """The shares of an operand that two CTAs load together, or each all of its own: how each is loaded, and whether by
     this CTA."""
 
-    loads: list[tuple[_Load, Any]]
+    loads: list[tuple[Any, Any]]
 
 
 class _Stage(NamedTuple):
