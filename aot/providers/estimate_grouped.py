@@ -77,10 +77,12 @@ def _us(tile: _Tile, signature: Signature, m: int) -> float:
     # Of a pair each CTA loads half of B's rows; a group's last tile may be in none.
     of_b = tile.n * (tiles_of_group(rows_of_group, 2 * tile.m) / tiles if tile.pairs else 1.0)
     loaded_us = (tile.m / tile.shared_by + of_b) * signature.k * element / _RATES.loaded_bytes_per_us
-    rate = _RATES.narrow_flops_per_us if DTYPES[signature.a].narrow else _RATES.flops_per_us
+    narrow = DTYPES[signature.a].narrow
+    rate = _RATES.narrow_flops_per_us if narrow else _RATES.flops_per_us
     multiplied = tiles_of_group(rows_of_group, tile.m // 2) / (2 * tiles) if tile.halves else 1.0
     products_us = 2.0 * tile.m * tile.n * multiplied * signature.k * _PROCESSORS / rate
-    hidden_us = _RATES.hidden * min(products_us, loaded_us)
+    # Loads and products of 8-bit types take nearly as long as each other, so neither hides the other quite.
+    hidden_us = _RATES.hidden * min(products_us, loaded_us) if narrow else 0.0
     computed = waves * (max(products_us, loaded_us) + hidden_us + _RATES.tile_us)
     made = rows_of(signature, m)
     rows = active_groups(signature.groups, made) * signature.n + made

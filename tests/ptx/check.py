@@ -83,8 +83,8 @@ CASES = (
     Case(Grouped("bf16", "u4", "bf16", 5, 144, 384, "bias", scaling="int4_weight"), 61),
     Case(_gemm("bf16", "bf16", "bf16", 272, 328, epilogue="swiglu_clamped"), 33),
     # Groups end in every part of a tile of 128 or 256 rows.
-    Case(Grouped("e4m3", "e4m3", "bf16", 4, 272, 272, scaling="block", rows="masked"), 90),
-    Case(Grouped("e4m3", "e4m3", "bf16", 5, 272, 272, scaling="block"), 500),
+    Case(Grouped("e4m3", "e4m3", "bf16", 3, 272, 272, scaling="block", rows="masked"), 90),
+    Case(Grouped("e4m3", "e4m3", "bf16", 3, 144, 272, scaling="block"), 300),
 )
 
 
