@@ -192,8 +192,8 @@ def check(
 
 def check_hostile(variant: Variant, lowered: Lowered, case: Case, seed: int = 0) -> float | str:
     """The same of a grouped GEMM at ends of groups that fall, are negative or lie behind A's rows: each counts as the
-    largest so far, and as no less than 0 and no more than all rows. Where an access lies outside of the tensors, or
-    writes to one that is not D, the machine raises."""
+    largest so far, and as no less than 0 and no more than all rows; of masked rows each count is a group's own. Where
+    an access lies outside of the tensors, or writes to one that is not D, the machine raises."""
     s, m = case
     wrong = [m // 2, -5, 1 << 30, 3, -(1 << 31), (1 << 31) - 1]
     found: float | str = 0.0
@@ -204,8 +204,9 @@ def check_hostile(variant: Variant, lowered: Lowered, case: Case, seed: int = 0)
             ends = [wrong[(turn + group * (turn + 1)) % len(wrong)] for group in range(s.groups)]
             o.ends.copy_(o.ends.new_tensor(ends))
             launch(o)
-            taken = [min(max(end, 0), m) for end in ends]
-            o.ends.copy_(o.ends.new_tensor(list(itertools.accumulate(taken, max))))
+            masked = s.rows == "masked"
+            taken = [min(max(end, 0), o.a.shape[1] if masked else m) for end in ends]
+            o.ends.copy_(o.ends.new_tensor(taken if masked else list(itertools.accumulate(taken, max))))
             wanted = measures.reference(s, o)["d"]
             if not bool((o.d.isnan() == wanted.isnan()).all()):
                 return f"ends {ends}: other rows are written than the groups have"
