@@ -31,13 +31,23 @@ class Groups(NamedTuple):
 
 
 class GroupTile(NamedTuple):
-    """A tile: its group, the group's rows, and the tile's numbers along the group's rows and along N."""
+    """A tile: its group, the group's rows, and the tile's numbers along the group's rows and along N. With a `Pair`,
+    whether the other CTA's has other rows of B."""
 
     group: Any
     begin: Any
     end: Any
     along_m: Any
     along_n: Any
+    alone: Any = None
+
+
+class Pair(NamedTuple):
+    """A CTA of a pair, the first or the second, whose tiles are neighbours along a group's rows, or along N where these
+    have a last tile without a neighbour; and how many tiles there are along N."""
+
+    rank: Any
+    tiles_along_n: Any
 
 
 def allocate(smem: cutlass.memory.SmemAllocator) -> Groups:
@@ -54,9 +64,10 @@ def add_up(
     ends: cute.Tensor,
     m: cutlass.Int32,
     tiles_along_n: cutlass.Int32,
+    pairs: cutlass.Constexpr = False,
 ) -> None:
     """One warp: fill `groups` from the end of each group in A's `m` rows, or from its count of them if masked. A tile
-    has `tokens` rows."""
+    has `tokens` rows; if `pairs`, it is pairs of tiles that are counted."""
     lane = cute.arch.lane_idx()
     count = cute.size(ends)
     row, tile = cutlass.Int32(0), cutlass.Int32(0)  # where the groups of this round begin
@@ -74,7 +85,8 @@ def add_up(
             before = _scan(found[-1], lane, row, cutlass.max)
             found = [cutlass.max(end, before) for end in found]
             begins = [before, *found[:-1]]
-        tiles = [(end - begin + tokens - 1) // tokens * tiles_along_n for begin, end in zip(begins, found, strict=True)]
+        along_m = [(end - begin + tokens - 1) // tokens for begin, end in zip(begins, found, strict=True)]
+        tiles = [_count(along, tiles_along_n, pairs) for along in along_m]
         for i in cutlass.range_constexpr(_GROUPS_OF_LANE):
             tiles[i] = cutlass.select_(own + i < count, tiles[i], cutlass.Int32(0))
             if cutlass.const_expr(i > 0):
@@ -88,8 +100,16 @@ def add_up(
         tile += cute.arch.shuffle_sync(tile_before + tiles[-1], _WARP - 1)
 
 
-def tile_at(tokens: int, masked: bool, groups: Groups, count: Any, index: Any) -> GroupTile:
-    """Tile number `index` of those of `count` groups, which have `tokens` rows each."""
+def _count(along_m: Any, along_n: Any, pairs: bool) -> Any:
+    """How many tiles a group has, or how many pairs of them."""
+    if not pairs:
+        return along_m * along_n
+    return along_m // 2 * along_n + along_m % 2 * ((along_n + 1) // 2)
+
+
+def tile_at(tokens: int, masked: bool, groups: Groups, count: Any, index: Any, pair: Pair | None = None) -> GroupTile:
+    """Tile number `index` of those of `count` groups, which have `tokens` rows each; or a CTA's tile in pair number
+    `index`."""
     group = cutlass.Int32(0)  # the last one that begins at this tile or before
     for step in (1 << bit for bit in reversed(range((MOST_GROUPS - 1).bit_length()))):
         later = cutlass.min(group + step, count - 1)
@@ -97,8 +117,17 @@ def tile_at(tokens: int, masked: bool, groups: Groups, count: Any, index: Any) -
     begin, end = (0 if masked else groups.rows[group]), groups.rows[group + 1]
     along_m = (end - begin + tokens - 1) // tokens
     index -= groups.tiles[group]
-    along_n = index // along_m
-    return GroupTile(group, begin, end, index - along_n * along_m, along_n)
+    if pair is None:
+        along_n = index // along_m
+        return GroupTile(group, begin, end, index - along_n * along_m, along_n)
+    pairs = along_m // 2
+    rest = index - pairs * pair.tiles_along_n
+    alone = rest >= 0
+    along_n = index // cutlass.max(pairs, 1)
+    row = 2 * (index - along_n * pairs) + pair.rank
+    row = cutlass.select_(alone, along_m - 1, row)
+    along_n = cutlass.select_(alone, 2 * rest + pair.rank, along_n)
+    return GroupTile(group, begin, end, row, along_n, alone)
 
 
 def _scan(value: Any, lane: Any, first: Any, combine: Any) -> Any:

@@ -22,7 +22,8 @@ _PROCESSORS, _RATES = h200.MULTIPROCESSORS, h200.GROUPED
 
 def estimate_us(plan: Plan, signature: Signature, m: int) -> float:
     """Microseconds on an H200 at `m` rows of `signature`, weights not in L2."""
-    tile = _Tile(plan.tokens, plan.rows if plan.swap else plan.columns, plan.cluster_along_n)
+    of_b = plan.rows if plan.swap else plan.columns
+    tile = _Tile(plan.tokens, of_b, plan.cluster_along_n, plan.pairs_tiles, plan.passes_over and plan.m_atoms == 1)
     hidden_us = _RATES.pingpong_us if plan.pingpong else 0.0
     # A warp group's epilogue is hidden by the other's next tile.
     hiding = max(0.0, _tiles(tile, signature, m) / _PROCESSORS - 1.0)
@@ -37,11 +38,14 @@ def of_operator(variant: Variant, signature: Signature, m: int) -> float:
 
 
 class _Tile(NamedTuple):
-    """A CTA's tile of D: its rows, of B its rows, and how many CTAs load its rows of A together."""
+    """A CTA's tile of D: its rows, of B its rows, how many CTAs load its rows of A together, whether pairs of tiles
+    share rows of B, and whether half a tile without rows is not multiplied."""
 
     m: int
     n: int
     shared_by: int
+    pairs: bool = False
+    halves: bool = False
 
 
 def _tiles(tile: _Tile, signature: Signature, m: int) -> float:
@@ -68,10 +72,18 @@ def tiles_of_group(rows: float, tile_m: int) -> float:
 def _us(tile: _Tile, signature: Signature, m: int) -> float:
     element = DTYPES[signature.a].bits / 8
     waves = math.ceil(_tiles(tile, signature, m) / _PROCESSORS)
-    loaded = (tile.m / tile.shared_by + tile.n) * signature.k * element
-    rate = _RATES.narrow_flops_per_us if DTYPES[signature.a].narrow else _RATES.flops_per_us
-    products = 2.0 * tile.m * tile.n * signature.k * _PROCESSORS / rate
-    computed = waves * (max(products, loaded / _RATES.loaded_bytes_per_us) + _RATES.tile_us)
+    rows_of_group = rows_of(signature, m) / signature.groups
+    tiles = tiles_of_group(rows_of_group, tile.m)
+    # Of a pair each CTA loads half of B's rows; a group's last tile may be in none.
+    of_b = tile.n * (tiles_of_group(rows_of_group, 2 * tile.m) / tiles if tile.pairs else 1.0)
+    loaded_us = (tile.m / tile.shared_by + of_b) * signature.k * element / _RATES.loaded_bytes_per_us
+    narrow = DTYPES[signature.a].narrow
+    rate = _RATES.narrow_flops_per_us if narrow else _RATES.flops_per_us
+    multiplied = tiles_of_group(rows_of_group, tile.m // 2) / (2 * tiles) if tile.halves else 1.0
+    products_us = 2.0 * tile.m * tile.n * multiplied * signature.k * _PROCESSORS / rate
+    # Loads and products of 8-bit types take nearly as long as each other, so neither hides the other quite.
+    hidden_us = _RATES.hidden * min(products_us, loaded_us) if narrow else 0.0
+    computed = waves * (max(products_us, loaded_us) + hidden_us + _RATES.tile_us)
     made = rows_of(signature, m)
     rows = active_groups(signature.groups, made) * signature.n + made
     stored = made * signature.columns * DTYPES[signature.d].bits / 8

@@ -9,7 +9,7 @@ from runtime.grouped_gemm import Signature
 from runtime.numbers.dtypes import DTYPES
 
 from .form import VariantForm, relies_on_more
-from .legal import legal_variants
+from .legal import legal_variants, overlaps_less
 from .operation import Building, Shortlist
 from .provider import family_of, provider_names
 from .shorthand import Experts
@@ -63,11 +63,12 @@ class GroupedBuilding(Building):
         return [v for name in provider_names() for v in legal_variants(name, target, signature)]
 
     def shortlist(self, wanted: Mapping[Signature, Sequence[int]], target: str, limit: int) -> Shortlist:
-        """The `limit` variants that are estimated to be fastest at each M."""
+        """The `limit` variants that are estimated to be fastest at each M, of those that overlap most."""
         found: dict[Signature, tuple[tuple[int, tuple[Variant, ...]], ...]] = {}
         for signature, ms in wanted.items():
             variants = sorted(self.variants(target, signature), key=Variant.name)
             variants = [v for v in variants if (family := family_of(v)) and family.estimate_us]
+            variants = [v for v, less in zip(variants, overlaps_less(variants), strict=True) if not less]
             estimates, by_m = self.estimates(variants), []
             for m in ms:
                 us = dict(zip(variants, estimates(signature, m), strict=True))

@@ -350,6 +350,20 @@ def test_few_rows_get_small_tiles_and_many_large_ones() -> None:
     assert len(few) == len(many) == 4
 
 
+def test_a_shortlist_has_no_tile_twice_that_differs_in_overlap() -> None:
+    s = Signature("e4m3", "e4m3", "bf16", 8, 6144, 4096, scaling="block", rows="masked", overlap="launch")
+    ((_, found),) = building("grouped_gemm").shortlist({s: [1024]}, "sm_90a", 6).by_signature[s]
+    assert {v.options["overlap"] for v in found} == {"launch"}
+    extents = "tile_m", "tile_n", "cluster_n", "share_b"
+    assert len({tuple(v.options[name] for name in extents) for v in found}) == 6
+
+
+def test_pairs_of_tiles_share_rows_of_b_and_nothing_else() -> None:
+    name = "own.sm90_grouped.e4m3_e4m3_bf16_f32.block_scaled.tile128x192.cluster_n1.serial.cooperative.share_b.sm_90a"
+    assert legal_values(name, "cluster_n") == {1}
+    assert legal_values(name, "tile_m") == {64, 128}
+
+
 def test_clusters_of_a_grouped_gemm_may_be_any_that_are_portable() -> None:
     name = "own.sm90_grouped.bf16_bf16_bf16_f32.tile192x128.cluster_n1.serial.cooperative.sm_90a"
     assert legal_values(name, "cluster_n") == {*range(1, 9)}

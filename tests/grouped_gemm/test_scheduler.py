@@ -87,13 +87,51 @@ def test_every_row_of_every_group_is_stored_by_its_group_alone(
     assert len(found) == sum(-(-size // plan.tokens) for size in sizes) * across * cluster_n
 
 
+@pytest.mark.parametrize("form", [FORM, MASKED], ids=["contiguous", "masked"])
+@given(SIZES, st.integers(1, 5))
+def test_a_pair_of_tiles_has_the_same_rows_of_b_or_each_its_own(form: Form, sizes: list[int], across: int) -> None:
+    options = {"schedule": "cooperative", "swap": False, "tile_m": 128, "tile_n": 128, "cluster_n": 1, "share_b": True}
+    options["overlap"] = "serial"
+    assert rule(options, form) is None
+    plan = plan_of(options, form)
+    assert (plan.pairs_tiles, plan.cluster) == (True, 2)
+    rows, pairs, ends = [0], [0], list(itertools.accumulate(sizes))
+    for size, end in zip(sizes, ends, strict=True):
+        rows.append(size if form.masked else end)
+        tall = -(-size // 128)
+        pairs.append(pairs[-1] + tall // 2 * across + tall % 2 * -(-across // 2))
+    assert added_up(plan, sizes if form.masked else ends, 300 if form.masked else ends[-1], across)[1] == pairs[1:]
+    grid, groups = scheduler.GroupedGrid(len(sizes), across, pairs[-1]), of_groups.Groups(rows, pairs)
+    ctas = ClusterCta(0, 0), ClusterCta(1, 0)
+    both = [scheduler.GroupedScheduler(plan, grid, cta, KTiles(0, 1), groups).tile_coord for cta in ctas]
+    made: list[tuple[int, int, int]] = []
+    with pytest.MonkeyPatch.context() as patched:
+        for module_of in (scheduler, of_groups):
+            patched.setattr(module_of, "cutlass", NUMBERS)
+        for index in range(pairs[-1]):
+            one, other = (of_rank(index) for of_rank in both)
+            assert one.batch == other.batch
+            assert one.alone == other.alone == (one.begin == other.begin)
+            assert other.column == one.column + (1 if one.alone else 0)
+            assert one.alone or other.begin == one.begin + 128
+            made += [(c.batch, c.column, c.begin) for c in (one, other) if c.column < across]
+    begins = [0] * len(sizes) if form.masked else [0, *ends[:-1]]
+    wanted = [
+        (group, n, begin + first)
+        for group, (size, begin) in enumerate(zip(sizes, begins, strict=True))
+        for n in range(across)
+        for first in range(0, size, 128)
+    ]
+    assert sorted(made) == wanted
+
+
 def added_up(plan: Any, ends: list[int], m: int, across: int) -> tuple[list[int], list[int]]:
     """What a warp finds of where each group's rows and tiles end."""
     of_warp = module(ROOT / "aot/kernels/groups.py", of_groups.__package__)
     rows, tiles = (np.full(MOST_GROUPS + 1, UNTOUCHED) for _ in range(2))
     groups = of_groups.Groups(Tensor.of(rows), Tensor.of(tiles))
-    of_plan = plan.tokens, plan.form.masked
-    run(lambda: of_warp["add_up"](*of_plan, groups, Tensor.of(np.array(ends)), m, across), (1, 1), WARP)
+    of_plan, pairs = (plan.tokens, plan.form.masked), plan.pairs_tiles
+    run(lambda: of_warp["add_up"](*of_plan, groups, Tensor.of(np.array(ends)), m, across, pairs), (1, 1), WARP)
     assert set(rows[len(ends) + 1 :]) | set(tiles[len(ends) + 1 :]) <= {UNTOUCHED}
     assert rows[0] == tiles[0] == 0
     return rows[1 : len(ends) + 1].tolist(), tiles[1 : len(ends) + 1].tolist()

@@ -98,7 +98,7 @@ class Grouped(Persistent):
         if warp_index == 0:
             if cutlass.const_expr(plan.overlap):
                 cute.arch.griddepcontrol_wait()  # the kernel before may be what says where groups end
-            add_up(plan.tokens, plan.form.masked, groups, ends, extents[0], tiles_along_n)
+            add_up(plan.tokens, plan.form.masked, groups, ends, extents[0], tiles_along_n, plan.pairs_tiles)
         cute.arch.sync_threads()
         count = cute.size(ends)
         grid = GroupedGrid(count, tiles_along_n, groups.tiles[count])

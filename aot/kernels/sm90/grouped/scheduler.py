@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 
-from ...groups import Groups, tile_at
+from ...groups import Groups, Pair, tile_at
 from ..persistent.pipeline import ClusterCta
 from ..persistent.plan import Plan
 from ..persistent.scheduler import KTiles, TileCoord, WorkTile
@@ -45,10 +45,11 @@ class GroupedScheduler:
     def tile_coord(self, index: Any) -> TileCoord:
         """The CTA's tile of D, in the cluster's tile number `index`."""
         plan = self.plan
-        tile = tile_at(plan.tokens, plan.form.masked, self.groups, self.grid.groups, index)
-        first = tile.begin + tile.along_m * plan.tokens
+        pair = Pair(self.cta.row, self.grid.tiles_along_n) if plan.pairs_tiles else None
+        tile = tile_at(plan.tokens, plan.form.masked, self.groups, self.grid.groups, index, pair)
+        begin = tile.begin + tile.along_m * plan.tokens
         # Whole tiles end where the group does.
-        first = cutlass.max(cutlass.min(first, tile.end - plan.tokens), tile.begin)
+        first = cutlass.max(cutlass.min(begin, tile.end - plan.tokens), tile.begin)
         across = tile.along_n * plan.cluster_along_n + (self.cta.row if plan.swap else self.cta.column)
         row, column = (across, 0) if plan.swap else (0, across)
-        return TileCoord(row, column, tile.group, -first, tile.end)
+        return TileCoord(row, column, tile.group, -first, tile.end, begin, tile.alone)

@@ -145,6 +145,7 @@ def _consume_promoted(
         coord = scheduler.tile_coord(index)
         of_tile = operands.of_group(coord)
         scales = Scales.of(plan, of_tile, coord)
+        makes_rows = operands.makes_rows(coord) if cutlass.const_expr(plan.passes_over) else True
         if cutlass.const_expr(not plan.begins_early):
             partial.fill(0.0)
             state = promoted.begin_tile(state)
@@ -152,12 +153,22 @@ def _consume_promoted(
             state = promoted.multiply(accumulators, state, scheduler.k_tiles)
         else:
             start = first_column(plan, operands, coord) % SCALE_BLOCK
-            state = promoted.multiply(accumulators, state, scheduler.k_tiles, start)
+            if cutlass.const_expr(plan.passes_over):
+                if makes_rows:
+                    state = promoted.multiply(accumulators, state, scheduler.k_tiles, start)
+                else:
+                    state = promoted.pass_over(state, scheduler.k_tiles)
+            else:
+                state = promoted.multiply(accumulators, state, scheduler.k_tiles, start)
         if cutlass.const_expr(plan.begins_early):  # noqa: SIM102  # the other is of run time
             if index + step < work_tiles:
                 state = promoted.begin_tile(state)
         phase = exchange(plan, accumulators, storage.split, phase, thread)
-        store_tile(plan, accumulators, storage.output, coord, of_tile, scales, storage.split)
+        if cutlass.const_expr(plan.passes_over):
+            if makes_rows:
+                store_tile(plan, accumulators, storage.output, coord, of_tile, scales, storage.split)
+        else:
+            store_tile(plan, accumulators, storage.output, coord, of_tile, scales, storage.split)
         end_reduction(plan)
     warpgroup.wait_group(0)
     if cutlass.const_expr(plan.staged_scales == 0):  # noqa: SIM102

@@ -86,6 +86,14 @@ class EpilogueOperands:
         first = self.atom_row(coord, atom) * WGMMA_ROWS
         return first if self.plan.swap else first - coord.moved_up
 
+    def makes_rows(self, coord: TileCoord) -> Any:
+        """Whether the warp group's rows of a tile, which are those of A, have any to store that no tile before has."""
+        needed = False
+        for atom in range(self.plan.m_atoms):
+            first = self.first_row(coord, atom)
+            needed |= (first < coord.end) & (first + WGMMA_ROWS > coord.begin)
+        return needed
+
     def first_token(self, coord: TileCoord) -> Any:
         """The first row of A, and of D, in a tile."""
         plan = self.plan

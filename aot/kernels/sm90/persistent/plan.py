@@ -30,6 +30,9 @@ _MOST_TRANSPOSED_COLUMNS = 64  # of an epilogue tile where D is stored transpose
 _GATHER_WARPS = 2  # of four rows at a time each
 MAXIMA = CONSUMERS * WGMMA_ROWS  # largest magnitudes that consumer warp groups tell each other: of each row
 _SCALE_BYTES = CONSUMERS * WARP * 4  # of one product of scales for all groups of four threads, which share rows
+# Room for mbarriers beside what finds groups. By 32 bytes of what is saved, tiles of 128 x 192 with scales of blocks
+# have a fifth stage.
+_BARRIER_BYTES_OF_GROUPED = BARRIER_BYTES - 256
 # Whose epilogue tiles must be small for there to be one for each of many slices of K.
 _FEW_ACCUMULATORS = 64
 _ACCUMULATORS_BESIDE_WIDE_TILES = 80  # an epilogue with more of them needs the registers of half an epilogue tile
@@ -94,10 +97,12 @@ class Plan:
         if form.quantises:
             scales = MAXIMA * 4
 
+        barriers = _BARRIER_BYTES_OF_GROUPED if form.grouped else BARRIER_BYTES
+
         def stages_with(width: int) -> int:
             buffers = 0 if options["nonpersistent"] else CONSUMERS * STORE_BUFFERS
             store = buffers * WGMMA_ROWS * width * DTYPES[form.d].bytes
-            left = SHARED_BYTES_PER_CTA - STATIC_BYTES - BARRIER_BYTES - store - scales - form.scheduler_bytes
+            left = SHARED_BYTES_PER_CTA - STATIC_BYTES - barriers - store - scales - form.scheduler_bytes
             return int(left // ((rows + columns) * STAGE_BYTES_OF_K + staged_scales * _SCALE_BYTES))
 
         whole = not swap or options["split_k"] > 1 or options["stream_k"]
@@ -146,6 +151,11 @@ class Plan:
         return self.cluster_rows * self.cluster_columns > 1
 
     @property
+    def pairs_tiles(self) -> bool:
+        """Whether clusters are of two tiles of a group that share rows of B, or of two that share nothing."""
+        return self.form.grouped and not self.swap and self.cluster_rows > 1
+
+    @property
     def empty_arrivals(self) -> int:
         """Warps, of all CTAs, that arrive at the empty barrier of a stage once they have read it."""
         readers = sum(extent for extent in (self.cluster_rows, self.cluster_columns) if extent > 1) or 1
@@ -164,6 +174,13 @@ class Plan:
         its N side: where it has no shares of whole groups of 8 rows, gates with those that they gate."""
         unit = 16 if self.form.gated and not self.swap else 8
         return self.rows % (self.cluster_columns * 8) != 0, self.columns % (self.cluster_rows * unit) != 0
+
+    @property
+    def passes_over(self) -> bool:
+        """Whether a warp group that has no rows to store of a tile multiplies nothing: where rows of groups, which
+        fill no whole tiles, are split between warp groups. Of 8-bit types with scales of blocks alone, as others take
+        turns to multiply."""
+        return self.form.grouped and self.staged_scales > 0 and self.atom_layout.rows > 1
 
     @property
     def tokens(self) -> int:

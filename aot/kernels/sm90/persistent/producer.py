@@ -18,7 +18,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from .pipeline import ClusterCta, Pipeline, PipelineState, advance, await_reduced
 from .plan import Plan
-from .scheduler import TileScheduler, this_cluster
+from .scheduler import TileCoord, TileScheduler, this_cluster
 
 
 class TmaOperand(NamedTuple):
@@ -39,6 +39,13 @@ class _Load(NamedTuple):
     mask: Any
     turns: int
     turn: Any
+
+
+class _Halves(NamedTuple):
+    """The shares of an operand that two CTAs load together, or each all of its own: how each is loaded, and whether by
+    this CTA."""
+
+    loads: list[tuple[Any, Any]]
 
 
 class _Stage(NamedTuple):
@@ -62,7 +69,7 @@ def produce(
     for index in cutlass.range(cluster.number, scheduler.grid.work, cluster.count, unroll=1):
         work = scheduler.work_tile(index)
         coord = scheduler.tile_coord(work.index)
-        loads = _loads(plan, rows, columns, scheduler.cta, coord.moved_up)
+        loads = _loads(plan, rows, columns, scheduler.cta, coord)
         batches = _batch(rows, coord.batch), _batch(columns, coord.batch)
         for k in cutlass.range(work.k_tiles.count, unroll=1):
             what = _Stage(coord.row, coord.column, work.k_tiles.first + k, *batches)
@@ -79,10 +86,10 @@ def _batch(operand: TmaOperand, batch: Any) -> tuple[Any, ...]:
 
 
 def _loads(
-    plan: Plan, rows: TmaOperand, columns: TmaOperand, cta: ClusterCta, moved_up: Any
-) -> tuple[_Load | None, _Load | None]:
-    """How each operand is loaded, None where it is gathered. Who loads the same rows is in the same row of the
-    cluster's grid of CTAs, which counts rows first."""
+    plan: Plan, rows: TmaOperand, columns: TmaOperand, cta: ClusterCta, coord: TileCoord
+) -> tuple[_Load | None, _Load | _Halves | None]:
+    """How each operand of a tile is loaded, None where it is gathered. Who loads the same rows is in the same row of
+    the cluster's grid of CTAs, which counts rows first."""
     rows_mask, columns_mask = None, None
     if plan.cluster_columns > 1:
         every = sum(1 << (other * plan.cluster_rows) for other in range(plan.cluster_columns))
@@ -90,12 +97,17 @@ def _loads(
     if plan.cluster_rows > 1:
         every = (1 << plan.cluster_rows) - 1
         columns_mask = cutlass.Int16(every) << cutlass.Int16(cta.column * plan.cluster_rows)
-    of_rows, of_columns = (None, moved_up) if plan.swap else (moved_up, None)
+    of_rows, of_columns = (None, coord.moved_up) if plan.swap else (coord.moved_up, None)
     rows_in_turn, columns_in_turn = plan.loads_in_turn
-    return (
-        _load(rows, of_rows, plan.rows, (cta.column, plan.cluster_columns), rows_mask, rows_in_turn),
-        _load(columns, of_columns, plan.columns, (cta.row, plan.cluster_rows), columns_mask, columns_in_turn),
-    )
+    load_rows = _load(rows, of_rows, plan.rows, (cta.column, plan.cluster_columns), rows_mask, rows_in_turn)
+    if plan.pairs_tiles:
+        own = cutlass.Int16(1) << cutlass.Int16(cta.row)
+        mask = cutlass.Int16(cutlass.select_(coord.alone, own, cutlass.Int16(columns_mask)))
+        shares = range(plan.cluster_rows)
+        halves = [_load(columns, None, plan.columns, (share, plan.cluster_rows), mask, False) for share in shares]
+        return load_rows, _Halves([(half, coord.alone | (cta.row == share)) for share, half in enumerate(halves)])
+    load_columns = _load(columns, of_columns, plan.columns, (cta.row, plan.cluster_rows), columns_mask, columns_in_turn)
+    return load_rows, load_columns
 
 
 def _load(
@@ -133,7 +145,11 @@ def _load_stage(
     of_rows, of_columns = loads
     if cutlass.const_expr(of_rows is not None):
         _issue_in_turn(of_rows, (what.row, what.k_tile, *what.batch_of_rows), stage, full)
-    if cutlass.const_expr(of_columns is not None):
+    if cutlass.const_expr(isinstance(of_columns, _Halves)):
+        for half, loads_it in of_columns.loads:
+            if loads_it:
+                _issue(half, (what.column, what.k_tile, *what.batch_of_columns), stage, full)
+    elif cutlass.const_expr(of_columns is not None):
         _issue_in_turn(of_columns, (what.column, what.k_tile, *what.batch_of_columns), stage, full)
     return advance(plan, state)
 

@@ -22,13 +22,17 @@ from .plan import Plan
 
 class TileCoord(NamedTuple):
     """A CTA's tile of D: its numbers along rows and columns, its batch, by how many rows of A it begins before its
-    place (`Plan.moved_up`), and where the rows of A end that it makes D of, None where that is A's end."""
+    place (`Plan.moved_up`), where the rows of A end that it makes D of, None where that is A's end, where those begin
+    that no tile before it makes, None where nobody asks, and of `Plan.pairs_tiles` whether the cluster's other tile has
+    other rows of B."""
 
     row: Any
     column: Any
     batch: Any
     moved_up: Any
     end: Any = None
+    begin: Any = None
+    alone: Any = None
 
 
 class KTiles(NamedTuple):

@@ -87,6 +87,20 @@ class StagedMainloop:
                 promote(plan, accumulators, self.partial, scales, range(atom, atom + 1), False)
         return PipelineState(stage, phase)
 
+    @cute.jit
+    def pass_over(self, state: PipelineState, k_tiles: KTiles) -> PipelineState:
+        """Drop the first products of a tile, which are under way, and release all of its stages; return the state
+        behind them."""
+        plan = self.mainloop.plan
+        self._finish(state.stage, plan.m_atoms - 1)
+        stage, phase = advance(plan, state)
+        first, count = k_tiles
+        for _ in cutlass.range(first + 1, first + count, unroll=1):
+            cute.arch.mbarrier_wait(self.mainloop.pipeline.full + stage, phase)
+            self.mainloop.release_stage(stage)
+            stage, phase = advance(plan, PipelineState(stage, phase))
+        return PipelineState(stage, phase)
+
     def _read_scales(self, stage: Any) -> None:
         """Begin to read what scales the products of a stage."""
         read = cute.make_tensor(self.scales.iterator, self.mainloop.plan.staged_scales)
