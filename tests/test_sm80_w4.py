@@ -31,7 +31,7 @@ from runtime.numbers.weights import FORMATS, WeightFormat
 
 from .ptx.check import launching
 from .ptx.compiled import functions_once
-from .recording_driver import RecordingDriver
+from .recording_driver import RecordingDriver, kernels_of
 from .sm80_w4_samples import CHOICES as SAMPLES
 from .sm80_w4_samples import FAMILY, FULL, choices, pack, variant
 
@@ -213,12 +213,10 @@ def test_kernels_compile_for_every_target_and_load(target: str, tmp_path: Path) 
     pytest.importorskip("cutlass", reason="the DSL is not installed")
     samples = [variant(SAMPLES[1], "int4_weight", target, FULL), variant(SAMPLES[0], "mxfp4_weight", target)]
     with Archive.open(pack(samples, tmp_path)) as archive:
-        kernels = {}
         for name in archive.functions:
-            (launch,), (kernel,) = archive.record(name)["program"]["launches"], archive.record(name)["kernels"]
+            (kernel,) = archive.record(name)["kernels"]
             assert "i32gmemalign32o1281128i64div128" in kernel["symbol"], "offsets into codes have 64 bits"
-            kernels[archive.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
-        driver = RecordingDriver(kernels=kernels, capability=TARGETS[target].compute_capability)
+        driver = RecordingDriver(kernels=kernels_of(archive), capability=TARGETS[target].compute_capability)
         with Library(archive, driver) as library:
             assert sorted(library.functions) == sorted(v.name() for v in samples)
 

@@ -18,6 +18,7 @@ from aot.search.targets import target
 from runtime import Library
 from runtime.container.archive import Archive
 
+from ..recording_driver import sizes_of
 from .driver import EmulatingDriver, as_on_gpu, small_gpu
 from .parse import parse
 
@@ -31,12 +32,8 @@ def launcher(
     """What launches a function, which was lowered with its PTX, on its arguments in the order of its record. Of these
     kernels may read all, and write those that are given once more; on a GPU of so many SMs."""
     record = lowered.record
-    sizes = {
-        record["kernels"][launch["kernel"]]["symbol"]: tuple(p["size"] for p in launch["parameters"])
-        for launch in record["program"]["launches"]
-    }
     driver = EmulatingDriver(
-        kernels={lowered.cubin: sizes},
+        kernels={lowered.cubin: sizes_of(record)},
         ptx={lowered.cubin: _parsed(lowered.ptx)},
         kind=small_gpu(multiprocessors),
         capability=capability(record["target"]),
