@@ -15,6 +15,7 @@ archive was to serve and no layer is served, or none of a model's experts, or an
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -26,6 +27,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import traffic
 from report import ends, out_argument, write
 
 from runtime.errors import ArgumentError
@@ -42,7 +44,7 @@ def main() -> int:
     began = time.perf_counter()
     engine = _engine(options)
     ready_s = time.perf_counter() - began
-    served = engine.apply_model(_draw(options.zero))[0]
+    served = engine.apply_model(functools.partial(_draw, zero=options.zero))[0]
     of_experts = (
         f" and {served['experts_served']} of {served['experts']} layers of experts" if served["experts"] else ""
     )
@@ -53,6 +55,9 @@ def main() -> int:
         figures["model_layers"] = options.layers
     figures["decode"] = {str(b): _decode(engine, b, options) for b in options.batches}
     figures["prefill"] = {str(tokens): _prefill(engine, tokens, options.repeats) for tokens in options.prompts}
+    if options.traffic:
+        figures["traffic"] = traffic.measured(engine.llm_engine, _sampling, options.traffic)
+        print(f"traffic: {json.dumps(figures['traffic'])}", flush=True)
     figures["answers"] = _answers(engine)
     if options.against:
         against = json.loads(options.against.read_text())
@@ -107,6 +112,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=_integers, default=[512, 2048], help="lengths of prompts, for prefill")
     parser.add_argument("--tokens", type=int, default=64, help="tokens that each sequence is decoded for")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--traffic", type=int, default=0, help="runs of requests of random lengths (traffic.py)")
     parser.add_argument("--layers", type=int, default=0, help="so many of the model's layers, not all")
     parser.add_argument("--beside-stock", action="store_true", help="run vLLM without the archive first")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one engine of --beside-stock")
@@ -144,43 +150,39 @@ def _engine(options: argparse.Namespace) -> Any:
     )
 
 
-def _draw(zero: str | None) -> Any:
-    """A function for the engine's workers that draws the model's weights and says how many layers are served."""
+def _draw(model: Any, zero: str | None = None) -> dict[str, Any]:
+    """Draw the weights of a worker's model, that called `zero` as zeros, and say how many layers are served."""
+    import torch
 
-    def draw(model: Any) -> dict[str, Any]:
-        import torch
-
-        fp8 = torch.float8_e4m3fn
-        fan_in = {}  # by the name of a weight, (N, K) or, of experts, (experts, N, K)
-        for name, weight in model.named_parameters():
-            if weight.dim() in (2, 3) and "weight_scale" not in name:
-                transposed = weight.dtype == fp8 and weight.stride(-2) == 1  # (K, N), a view of (N, K)
-                fan_in[name] = weight.shape[-2 if transposed else -1]
-        for name, weight in model.named_parameters():
-            layer, _, kind = name.rpartition(".")
-            generator = torch.Generator(weight.device).manual_seed(zlib.crc32(name.encode()))
-            drawn = torch.empty(weight.shape, dtype=torch.float32, device=weight.device).normal_(generator=generator)
-            if name == zero:
-                drawn.zero_()
-            elif "weight_scale" in kind:  # of weights that are drawn with a standard deviation of 64
-                drawn.mul_(0.2).exp_().div_(64 * fan_in[name.partition("weight_scale")[0] + "weight"] ** 0.5)
-            elif weight.dtype == fp8:
-                drawn.mul_(64).clamp_(-448, 448)
-            elif kind == "bias" or (weight.dim() < 2 and "scale" in kind):
-                continue
-            elif weight.dim() == 1:
-                drawn.mul_(0.1).add_(1)  # of a norm
-            elif "embed" not in layer:
-                drawn.div_(weight.shape[-1] ** 0.5)
-            weight.data.copy_(drawn)
-        layers = [m for m in model.modules() if getattr(m, "quant_method", None) is not None and hasattr(m, "weight")]
-        found = {"layers": len(layers), "served": sum(map(_is_served, layers))}
-        experts = [m.quant_method for m in model.modules() if hasattr(m, "quant_method") and hasattr(m, "w13_weight")]
-        kernels = [getattr(getattr(method, "moe_kernel", None), "fused_experts", None) for method in experts]
-        launched = sum(getattr(kernel, "launches", None) is not None for kernel in kernels)
-        return found | {"experts": len(experts), "experts_served": launched}
-
-    return draw
+    fp8 = torch.float8_e4m3fn
+    fan_in = {}  # by the name of a weight, (N, K) or, of experts, (experts, N, K)
+    for name, weight in model.named_parameters():
+        if weight.dim() in (2, 3) and "weight_scale" not in name:
+            transposed = weight.dtype == fp8 and weight.stride(-2) == 1  # (K, N), a view of (N, K)
+            fan_in[name] = weight.shape[-2 if transposed else -1]
+    for name, weight in model.named_parameters():
+        layer, _, kind = name.rpartition(".")
+        generator = torch.Generator(weight.device).manual_seed(zlib.crc32(name.encode()))
+        drawn = torch.empty(weight.shape, dtype=torch.float32, device=weight.device).normal_(generator=generator)
+        if name == zero:
+            drawn.zero_()
+        elif "weight_scale" in kind:  # of weights that are drawn with a standard deviation of 64
+            drawn.mul_(0.2).exp_().div_(64 * fan_in[name.partition("weight_scale")[0] + "weight"] ** 0.5)
+        elif weight.dtype == fp8:
+            drawn.mul_(64).clamp_(-448, 448)
+        elif kind == "bias" or (weight.dim() < 2 and "scale" in kind):
+            continue
+        elif weight.dim() == 1:
+            drawn.mul_(0.1).add_(1)  # of a norm
+        elif "embed" not in layer:
+            drawn.div_(weight.shape[-1] ** 0.5)
+        weight.data.copy_(drawn)
+    layers = [m for m in model.modules() if getattr(m, "quant_method", None) is not None and hasattr(m, "weight")]
+    found = {"layers": len(layers), "served": sum(map(_is_served, layers))}
+    experts = [m.quant_method for m in model.modules() if hasattr(m, "quant_method") and hasattr(m, "w13_weight")]
+    kernels = [getattr(getattr(method, "moe_kernel", None), "fused_experts", None) for method in experts]
+    launched = sum(getattr(kernel, "launches", None) is not None for kernel in kernels)
+    return found | {"experts": len(experts), "experts_served": launched}
 
 
 def _is_served(layer: Any) -> bool:
@@ -191,11 +193,15 @@ def _is_served(layer: Any) -> bool:
     return marked or any(type(gemm).__module__.startswith("runtime.vllm") for gemm in gemms)
 
 
-def _generate(engine: Any, prompts: list[list[int]], **parameters: Any) -> tuple[float, Any]:
-    """Seconds, and what was generated."""
+def _sampling(max_tokens: int, **parameters: Any) -> Any:
     from vllm import SamplingParams
 
-    sampling = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, **parameters)
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, detokenize=False, **parameters)
+
+
+def _generate(engine: Any, prompts: list[list[int]], **parameters: Any) -> tuple[float, Any]:
+    """Seconds, and what was generated."""
+    sampling = _sampling(**parameters)
     began = time.perf_counter()
     outputs = engine.generate([{"prompt_token_ids": p} for p in prompts], sampling, use_tqdm=False)
     return time.perf_counter() - began, outputs
@@ -246,6 +252,9 @@ def compared(figures: dict[str, Any], against: dict[str, Any]) -> dict[str, floa
         found[f"decode, batch {batch}, x"] = rate["tokens_per_s"] / against["decode"][batch]["tokens_per_s"]
     for tokens, took in figures["prefill"].items():
         found[f"prefill of {tokens}, x"] = against["prefill"][tokens]["s"] / took["s"]
+    if "traffic" in figures and "traffic" in against:
+        mine, theirs = (each["traffic"]["at_once"]["tokens_per_s"] for each in (figures, against))
+        found["traffic at once, x"] = mine / theirs
     mine, theirs = figures["answers"], against["answers"]
     pairs = [zip(a, b, strict=True) for a, b in zip(mine["text_logprobs"], theirs["text_logprobs"], strict=True)]
     differences = [abs(a - b) for pair in pairs for a, b in pair]
