@@ -13,6 +13,7 @@ from aot.tune.elements import poisoned
 
 from ..ptx.compiled import functions_once, run
 
+TILES = "tests/parts_of_kernels.py:quantised_tiles"
 SCALINGS = pytest.mark.parametrize("scaling", ["block", "row_column"])
 # By whether there is a map of experts, and weights: how many elements a row has.
 PERMUTED = {(False, False): (400, 1040), (True, True): (48, 400)}
@@ -38,13 +39,9 @@ def kernels(request: pytest.FixtureRequest) -> Mapping[str, Lowered]:
         for schedule in ("one_launch", "two_launches")
         for given in PERMUTED
     ]
-    return functions_once(request, "quantise", names, constants={"aot.kernels.moe_permute:_RANKING_THREADS": 96})
-
-
-@pytest.fixture(scope="module")
-def quantised_tiles(request: pytest.FixtureRequest) -> Lowered:
-    name = "tests/parts_of_kernels.py:quantised_tiles"
-    return functions_once(request, "quantised-tiles", [name])[name]
+    return functions_once(
+        request, "quantise", [*names, TILES], constants={"aot.kernels.moe_permute:_RANKING_THREADS": 96}
+    )
 
 
 def rows_of(m: int, k: int, seed: int = 0) -> Tensor:
@@ -147,7 +144,7 @@ def test_tokens_are_quantised_into_the_rows_of_their_experts(
 
 @pytest.mark.parametrize("end", [64, 40, 3])
 def test_both_warp_groups_of_a_tile_scale_a_row_by_the_largest_of_its_128_columns(
-    quantised_tiles: Lowered, end: int
+    kernels: Mapping[str, Lowered], end: int
 ) -> None:
     """Tiles one after the other, the first of which has larger numbers, and the last of which is behind all columns of
     D, as a cluster's may be; rows behind a group's end get no scale."""
@@ -155,7 +152,7 @@ def test_both_warp_groups_of_a_tile_scale_a_row_by_the_largest_of_its_128_column
     x = torch.randn((3, 64, 128), generator=random) * torch.tensor([8.0, 1.0, 1.0])[:, None, None]
     x[1, 5] = 0
     y, scale = poisoned(tuple(x.shape), "f32", "cpu"), poisoned((64, 2), "f32", "cpu")
-    run(quantised_tiles, [x, end, y, scale], [y, scale])
+    run(kernels[TILES], [x, end, y, scale], [y, scale])
     amax = x.abs().amax(-1).clamp_min(1e-10)
     assert torch.equal(y, x * (torch.tensor(448.0) / amax)[..., None])
     assert torch.equal(scale[:end], (amax / torch.tensor(448.0))[:2, :end].T)
