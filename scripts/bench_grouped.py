@@ -1,14 +1,15 @@
-"""Time an archive's grouped GEMMs against torch and DeepGEMM, interleaved in one process on one GPU, with cold L2.
+"""Time an archive's grouped GEMMs against torch, DeepGEMM and Marlin, interleaved in one process, with cold L2.
 
 An archive of benchmarks/grouped.yaml has the experts of four mixtures, with no activation, so that others compute the
 same; one of benchmarks/grouped_w4.yaml those of GPT-OSS with weights of 4 bits and of 16, which the summary compares
 where both were timed at one M; of 4 bits torch multiplies what these are in 16. Cases are its signatures, at the M of
 its manifest and at `--drawn` more, at random. Rows fall to groups with log-normal chances. An entry that was tuned is
 timed as it serves; of one that was not all functions are timed briefly, and the fastest at that M is kept, as `aot
-tune` would there. Against it, in turns, run torch where it has one call for it, and DeepGEMM where it can be imported.
-Ours may start while the kernel before ends. What is wrong is not timed.
+tune` would there. Against it, in turns, run torch where it has one call for it, and of `--peers` those that can be
+imported: DeepGEMM for scales of blocks, vLLM's Marlin for weights of 4 bits. Ours may start while the kernel before
+ends. What is wrong is not timed.
 
-`--warm` launches DeepGEMM at each case once and measures nothing: it compiles for minutes, which processes with
+`--warm` launches the peers at each case once and measures nothing: DeepGEMM compiles for minutes, which processes with
 `--only` may share.
 """
 
@@ -26,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers import CACHE, PeerError, Settings, guarded, written
+from peers import CACHE, PeerError, PeerMissing, Settings, guarded, written
 from peers.base import Allocating
 from peers.deep_gemm_grouped import GroupedDeepGemm
+from peers.marlin_grouped import GroupedMarlin
 from report import ends, geomean, out_argument, patch_argument, write
 
 import runtime
@@ -42,7 +44,8 @@ from runtime.grouped_gemm import GROUPED_GEMM, Signature
 from runtime.numbers.weights import FORMATS
 from runtime.tables.table import Entry
 
-OURS, TORCH, DEEP_GEMM = "ours", "torch", "deep_gemm"
+OURS, TORCH, DEEP_GEMM, MARLIN = "ours", "torch", "deep_gemm", "marlin"
+PEERS: dict[str, Any] = {DEEP_GEMM: GroupedDeepGemm, MARLIN: GroupedMarlin}
 _OF_TORCH = {  # rows that it has one call for
     "none": ("contiguous", "masked"),
     "row_column": ("contiguous",),
@@ -75,10 +78,10 @@ def cases(entries: Sequence[Entry], kinds: Sequence[str], only: str, drawn: int,
 
 
 class Bench:
-    """Measures cases of `library` on this machine's GPU; `peer` is DeepGEMM, or None."""
+    """Measures cases of `library` on this machine's GPU; `peers` are of `PEERS`."""
 
-    def __init__(self, library: Any, peer: GroupedDeepGemm | None, l2_bytes: int, repeats: int) -> None:
-        self._library, self._peer, self._l2_bytes, self._repeats = library, peer, l2_bytes, repeats
+    def __init__(self, library: Any, peers: Mapping[str, Any], l2_bytes: int, repeats: int) -> None:
+        self._library, self._peers, self._l2_bytes, self._repeats = library, peers, l2_bytes, repeats
 
     def run(self, entry: Entry, m: int) -> dict[str, Any]:
         """Check and time one signature at one M."""
@@ -91,14 +94,14 @@ class Bench:
         checked = measure.check(s, m, Weights(s, m, 0, seed=m + 1), asked)
         wrong = {n for n, error in checked.items() if isinstance(error, str)}
         right = {n: guarded(launch) for n, launch in launches.items() if n not in wrong}
-        for launch in (right[n] for n in right if n.startswith(DEEP_GEMM)):
+        for launch in (right[n] for n in right if n.startswith(tuple(PEERS))):
             for o in operands:  # it lays out what it takes at the first, which no capture may hold
                 launch(o)
         times = measure.time_interleaved(right, operands, expected_us(s, m), self._repeats, _GRAPH_US)
         found["errors"] = {n: e if isinstance(e, str) else round(e, 6) for n, e in checked.items()}
         fastest = {
             who: min((n for n in times if n.startswith(who)), key=lambda n: times[n].us, default="")
-            for who in (OURS, TORCH, DEEP_GEMM)
+            for who in (OURS, TORCH, *PEERS)
         }
         return {
             "kind": kind(s),
@@ -112,10 +115,10 @@ class Bench:
         }
 
     def warm(self, entry: Entry, m: int) -> None:
-        """Launch the peer once; what it cannot do it says again when it is to be timed."""
+        """Launch the peers once; what one cannot do it says again when it is to be timed."""
         operands = Weights(entry.signature, m, 0, seed=m).operands(m)
-        with contextlib.suppress(PeerError):
-            for launch in self._launches_of_peer(entry.signature, m).values():
+        for launch in self._of_peers(entry.signature, m)[0].values():
+            with contextlib.suppress(PeerError):
                 guarded(launch)(operands[0])
         torch.cuda.synchronize()
 
@@ -139,16 +142,19 @@ class Bench:
         if s.epilogue == "none" and s.rows in _OF_TORCH.get(s.scaling, ()):
             name, of_torch = _MEASURES.baseline(s, example)
             launches[TORCH], said["torch_is"] = Allocating(of_torch, {}), name
-        if self._peer is not None:
-            reason = self._peer.refuse(s)
-            launches |= {} if reason else self._launches_of_peer(s, m)
-            said |= {"deep_gemm_is": reason} if reason else {}
-        return launches, said
+        of_peers, unable = self._of_peers(s, m)
+        return launches | of_peers, said | unable
 
-    def _launches_of_peer(self, s: Signature, m: int) -> dict[str, Launch]:
-        if self._peer is None or self._peer.refuse(s):
-            return {}
-        return {f"{DEEP_GEMM} {name}": launch for name, launch in self._peer.launches(s, m).items()}
+    def _of_peers(self, s: Signature, m: int) -> tuple[dict[str, Launch], dict[str, Any]]:
+        """What peers launch, by their names and their candidates', and why others launch nothing."""
+        launches: dict[str, Launch] = {}
+        said: dict[str, Any] = {}
+        for name, peer in self._peers.items():
+            if reason := peer.refuse(s):
+                said[f"{name}_is"] = reason
+            else:
+                launches |= {f"{name} {candidate}": launch for candidate, launch in peer.launches(s, m).items()}
+        return launches, said
 
 
 def _in_16_bits(results: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], float]:
@@ -171,7 +177,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for r in results
     ]
     for what in dict.fromkeys(r["kind"] for r in results):
-        for other in (TORCH, DEEP_GEMM, OURS_IN_16_BITS):
+        for other in (TORCH, *PEERS, OURS_IN_16_BITS):
             for regime, low, high in _REGIMES:
                 timed = [r["us"] for r in of_all if r["kind"] == what and low <= r["m"] <= high]
                 ratios = [us[other] / us[OURS] for us in timed if other in us and OURS in us]
@@ -185,9 +191,35 @@ def line(found: Mapping[str, Any]) -> str:
     """A case, aligned: microseconds, and how many times as long as ours others take."""
     us = found["us"]
     ours = us.get(OURS, math.nan)
-    others = " ".join(f"{us.get(n, math.nan):9.2f} {us.get(n, math.nan) / ours:6.3f}" for n in (TORCH, DEEP_GEMM))
+    others = " ".join(f"{us.get(n, math.nan):9.2f} {us.get(n, math.nan) / ours:6.3f}" for n in (TORCH, *PEERS))
     wrong = " ".join(f"{n}: {e}" for n, e in found["errors"].items() if isinstance(e, str))
     return f"{found['signature']:58s} {found['m']:6d} {ours:9.2f} {ours / found['floor_us']:6.2f} {others} {wrong}"
+
+
+def open_peers(asked: Sequence[str] | None, settings: Settings) -> tuple[dict[str, Any], dict[str, str]]:
+    """The peers that are asked for, or if None all that can be imported; and of each its versions or why it is absent.
+
+    Raises:
+        PeerMissing: one that is asked for is not there, or does not run on this GPU.
+    """
+    found: dict[str, Any] = {}
+    said: dict[str, str] = {}
+    for name in PEERS if asked is None else asked:
+        try:
+            found[name] = PEERS[name](settings)
+            said[name] = " ".join(f"{package} {version}" for package, version in found[name].versions().items())
+        except (ImportError, PeerMissing) as missing:
+            if asked is not None:
+                raise PeerMissing(f"{name}: {missing}") from missing
+            said[name] = f"absent ({missing})"
+    return found, said
+
+
+def _peers(asked: str) -> list[str]:
+    names = [name for name in asked.split(",") if name]
+    if unknown := [name for name in names if name not in PEERS]:
+        raise argparse.ArgumentTypeError(f"unknown {', '.join(unknown)}; known are {', '.join(PEERS)}")
+    return names
 
 
 def _options() -> argparse.Namespace:
@@ -201,8 +233,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of these")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no case after this time")
+    required = f"of {','.join(PEERS)}, which then must be there; those that are, unless said"
+    parser.add_argument("--peers", type=_peers, help=required)
     parser.add_argument("--cache", type=Path, default=CACHE, help="what DeepGEMM compiled")
-    parser.add_argument("--warm", action="store_true", help="launch DeepGEMM at each case once, and measure nothing")
+    parser.add_argument("--warm", action="store_true", help="launch peers at each case once, and measure nothing")
     out_argument(parser)
     return parser.parse_args()
 
@@ -212,19 +246,15 @@ def main() -> int:
     options = _options()
     end = time.monotonic() + 60 * options.minutes
     environment = measure.environment()
-    said, peer = "", None
-    try:
-        peer = GroupedDeepGemm(Settings(options.cache, 1))
-        said = " ".join(f"{name} {version}" for name, version in peer.versions().items())
-    except ImportError as missing:
-        said = f"absent ({missing})"
+    peers, said = open_peers(options.peers, Settings(options.cache, 1))
     library = runtime.load([options.archive, *options.patch])
     with Archive.open(options.archive) as archive:
         entries = [e for e in operation_entries(archive) if isinstance(e.signature, Signature)]
     environment["archive_sha256"] = library.digest
     print(" ".join(f"{k}={v}" for k, v in environment.items()))
-    print(f"DeepGEMM: {said}")
-    bench, results, left_out = Bench(library, peer, environment["l2_bytes"], options.repeats), [], []
+    for name, state in said.items():
+        print(f"{name}: {state}")
+    bench, results, left_out = Bench(library, peers, environment["l2_bytes"], options.repeats), [], []
     asked = cases(entries, options.kinds, options.only, options.drawn, options.seed)
     for place, (entry, m) in enumerate(asked):
         if time.monotonic() > end:
@@ -238,10 +268,10 @@ def main() -> int:
         print(line(results[-1]), flush=True)
         library.forget_captures()
         summary = summarise(results)
-        write(options.out, environment, deep_gemm=said, summary=summary, left_out=left_out, results=results)
+        write(options.out, environment, peers=said, summary=summary, left_out=left_out, results=results)
     for found in summarise(results):
         print(" ".join(f"{k}={v}" for k, v in found.items()))
-    write(options.out, environment, deep_gemm=said, summary=summarise(results), left_out=left_out, results=results)
+    write(options.out, environment, peers=said, summary=summarise(results), left_out=left_out, results=results)
     return 1 if any(isinstance(r["errors"].get(OURS), str) for r in results) else 0
 
 

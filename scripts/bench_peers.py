@@ -49,7 +49,7 @@ LAYERS = {
 }
 TOKENS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 KINDS = ("bf16", "fp8", "swiglu")
-NAMES = tuple(name for name in PEERS if name != "deep_gemm")  # which takes scales of blocks, as no kind here has
+NAMES = tuple(name for name in PEERS if name not in ("deep_gemm", "marlin"))  # whose scalings no kind here has
 REGIMES = (("M = 1..64", 1, 64), ("M = 65..511", 65, 511), ("M >= 512", 512, 1 << 30), ("all M", 1, 1 << 30))
 
 OURS, OVERLAPPING, CUBLAS, FAST, _AGAIN = "ours", "ours overlapping", "cublas", "cublas fast", "cublas again"

@@ -3,20 +3,25 @@
     python scripts/bench_vllm.py MODEL --out stock.json
     python scripts/bench_vllm.py MODEL --archive universal --against stock.json --out served.json
     python scripts/bench_vllm.py MODEL --archive model.aot --beside-stock --layers 12 --out both.json
+    python scripts/bench_vllm.py benchmarks/gpt-oss-20b --archive model.aot --beside-stock --out gpt_oss.json
 
 MODEL is a folder with a config.json. vLLM's dummy weights are so small that layers hardly matter; here they are drawn
-anew, each layer's outputs as large as its inputs, the same in every run, so routers choose experts at random. With
---beside-stock the first two are run one after the other, each in a process of its own. With --against, answers are
-compared with those of that run: log-probabilities of a given text, and greedy tokens up to the first that differs. Two
-runs of vLLM itself that differ in how GEMMs are computed say how much is to be expected. The exit status is 1 where the
-archive was to serve and no layer is served, or none of a model's experts, or an engine took longer than --timeout.
+anew, each layer's outputs as large as its inputs, the same in every run, so routers choose experts at random. Weights
+in MXFP4 are drawn before vLLM or the archive lays them out. With --unquantised the model is as if its config did not
+say how its weights are quantised. With --beside-stock the first two are run one after the other, each in a process of
+its own. With --against, answers are compared with those of that run: log-probabilities of a given text, and greedy
+tokens up to the first that differs. Two runs of vLLM itself that differ in how GEMMs are computed say how much is to be
+expected. The exit status is 1 where the archive was to serve and no layer is served, or none of a model's experts, or
+an engine took longer than --timeout.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -24,6 +29,7 @@ import sys
 import tempfile
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +39,7 @@ from report import ends, out_argument, write
 from runtime.errors import ArgumentError
 
 PROMPT_TOKENS = 128
+E2M1, UE8M0_OF_ONE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), 127
 ANSWER_PROMPTS, ANSWER_TOKENS, TEXT_TOKENS = 32, 64, 512
 
 
@@ -41,16 +48,23 @@ def main() -> int:
     if options.beside_stock:
         return _beside_stock(options)
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # functions of this script are sent to workers
-    began = time.perf_counter()
-    engine = _engine(options)
-    ready_s = time.perf_counter() - began
-    served = engine.apply_model(functools.partial(_draw, zero=options.zero))[0]
+    with _folder(options) as folder:
+        began = time.perf_counter()
+        is_packed = _is_packed(folder)
+        engine = _engine(options, folder, is_packed)
+        ready_s = time.perf_counter() - began
+    served = engine.apply_model(_served if is_packed else functools.partial(_draw, zero=options.zero))[0]
     of_experts = (
         f" and {served['experts_served']} of {served['experts']} layers of experts" if served["experts"] else ""
     )
     what = f"{served['served']} of {served['layers']} layers{of_experts}"
     print(f"ready after {ready_s:.1f} s; {what} served by the archive", flush=True)
-    figures: dict[str, Any] = {"model": options.model.name, "ready_s": round(ready_s, 1), **served}
+    figures: dict[str, Any] = {
+        "model": options.model.name,
+        "unquantised": options.unquantised,
+        "ready_s": round(ready_s, 1),
+        **served,
+    }
     if options.layers:
         figures["model_layers"] = options.layers
     figures["decode"] = {str(b): _decode(engine, b, options) for b in options.batches}
@@ -114,6 +128,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--traffic", type=int, default=0, help="runs of requests of random lengths (traffic.py)")
     parser.add_argument("--layers", type=int, default=0, help="so many of the model's layers, not all")
+    parser.add_argument("--unquantised", action="store_true", help="leave quantization_config out of config.json")
     parser.add_argument("--beside-stock", action="store_true", help="run vLLM without the archive first")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one engine of --beside-stock")
     parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="further arguments of vllm.LLM")
@@ -127,9 +142,22 @@ def _integers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
 
-def _engine(options: argparse.Namespace) -> Any:
+@contextlib.contextmanager
+def _folder(options: argparse.Namespace) -> Iterator[Path]:
+    """The folder whose config.json is the model's, while an engine starts."""
     if not (options.model / "config.json").is_file():
         raise ArgumentError(f"{options.model}: has no config.json; name the folder of a model")
+    if not options.unquantised:
+        yield options.model
+        return
+    config = json.loads((options.model / "config.json").read_text())
+    config.pop("quantization_config", None)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        yield Path(folder)
+
+
+def _engine(options: argparse.Namespace, folder: Path, is_packed: bool) -> Any:
     from vllm import LLM
 
     from runtime.vllm import register
@@ -141,8 +169,8 @@ def _engine(options: argparse.Namespace) -> Any:
     if options.layers:
         settings["hf_overrides"] = {"num_hidden_layers": options.layers}
     return LLM(
-        model=str(options.model),
-        load_format="dummy",
+        model=str(folder),
+        load_format=_loader(options.zero) if is_packed else "dummy",
         skip_tokenizer_init=True,
         enable_prefix_caching=False,  # or a repeated prompt would cost nothing
         seed=0,
@@ -150,8 +178,33 @@ def _engine(options: argparse.Namespace) -> Any:
     )
 
 
+def _is_packed(folder: Path) -> bool:
+    """Whether a model has weights in 4 bits, which nobody can draw any more once they are laid out for a kernel."""
+    config = json.loads((folder / "config.json").read_text())
+    return (config.get("quantization_config") or {}).get("quant_method") == "mxfp4"
+
+
+def _loader(zero: str | None) -> str:
+    """The name of a loader of vLLM's that draws weights. Processes that vLLM starts know it if it forks them."""
+    from vllm.model_executor.model_loader import register_model_loader
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    @register_model_loader("drawn")
+    class Drawn(DummyModelLoader):
+        def load_weights(self, model: Any, model_config: Any) -> None:
+            super().load_weights(model, model_config)
+            _draw_weights(model, zero)
+
+    return "drawn"
+
+
 def _draw(model: Any, zero: str | None = None) -> dict[str, Any]:
     """Draw the weights of a worker's model, that called `zero` as zeros, and say how many layers are served."""
+    _draw_weights(model, zero)
+    return _served(model)
+
+
+def _draw_weights(model: Any, zero: str | None) -> None:
     import torch
 
     fp8 = torch.float8_e4m3fn
@@ -163,6 +216,10 @@ def _draw(model: Any, zero: str | None = None) -> dict[str, Any]:
     for name, weight in model.named_parameters():
         layer, _, kind = name.rpartition(".")
         generator = torch.Generator(weight.device).manual_seed(zlib.crc32(name.encode()))
+        if weight.dtype == torch.uint8:
+            _draw_mxfp4(weight.data, "scale" in kind, generator)
+            weight.data.mul_(name != zero)
+            continue
         drawn = torch.empty(weight.shape, dtype=torch.float32, device=weight.device).normal_(generator=generator)
         if name == zero:
             drawn.zero_()
@@ -170,19 +227,38 @@ def _draw(model: Any, zero: str | None = None) -> dict[str, Any]:
             drawn.mul_(0.2).exp_().div_(64 * fan_in[name.partition("weight_scale")[0] + "weight"] ** 0.5)
         elif weight.dtype == fp8:
             drawn.mul_(64).clamp_(-448, 448)
-        elif kind == "bias" or (weight.dim() < 2 and "scale" in kind):
+        elif weight.dim() < 2 and "scale" in kind:
             continue
+        elif kind.endswith("bias"):
+            drawn.mul_(0.1)
         elif weight.dim() == 1:
             drawn.mul_(0.1).add_(1)  # of a norm
         elif "embed" not in layer:
             drawn.div_(weight.shape[-1] ** 0.5)
         weight.data.copy_(drawn)
+
+
+def _draw_mxfp4(data: Any, of_scales: bool, generator: Any) -> None:
+    """Any bytes as two elements each, or ue8m0 scales of (..., K / 32) of such, so that weights are about as large as
+    others that are drawn: within a factor of 1.5."""
+    if not of_scales:
+        data.random_(0, 256, generator=generator)
+        return
+    exponents = range(-2, 1)  # of these, each as often
+    usual = (sum(x * x for x in E2M1) / len(E2M1) * sum(4.0**e for e in exponents) / len(exponents)) ** 0.5
+    largest = UE8M0_OF_ONE + round(math.log2((32 * data.shape[-1]) ** -0.5 / usual))
+    data.random_(largest + exponents.start, largest + exponents.stop, generator=generator)
+
+
+def _served(model: Any) -> dict[str, Any]:
+    """How many layers of a worker's model are served."""
     layers = [m for m in model.modules() if getattr(m, "quant_method", None) is not None and hasattr(m, "weight")]
     found = {"layers": len(layers), "served": sum(map(_is_served, layers))}
     experts = [m.quant_method for m in model.modules() if hasattr(m, "quant_method") and hasattr(m, "w13_weight")]
     kernels = [getattr(getattr(method, "moe_kernel", None), "fused_experts", None) for method in experts]
     launched = sum(getattr(kernel, "launches", None) is not None for kernel in kernels)
-    return found | {"experts": len(experts), "experts_served": launched}
+    computed_by = sorted({type(kernel).__name__ for kernel in kernels})
+    return found | {"experts": len(experts), "experts_served": launched, "experts_computed_by": computed_by}
 
 
 def _is_served(layer: Any) -> bool:

@@ -214,17 +214,34 @@ def peers() -> list[str]:
 
 
 def weights() -> list[str]:
-    """4-bit weights beside bf16 of our own: a row for each layer and format."""
-    found = load("w4_h200")["results"]
+    """4-bit weights beside bf16 of our own, and beside Marlin where that was timed: a row for each layer and format."""
+    document = load("w4_h200")
+    found = document["results"]
+    wrong, error = sum(isinstance(r["error"], str) for r in found), max(r["error"] for r in found)
+    said = f"Wrong: {wrong}; largest relative error {error:.4f}; largest spread {max(r['spread'] for r in found):.0%}."
+    lines = [*_by_layer(found, "bf16_us", "times our bf16", lambda r: f" ({r['of_read']:.2f})"), ""]
+    if "marlin" in document.get("peers", {}):
+        versions = ", ".join(f"{k} {v}" for k, v in document["peers"]["marlin"]["versions"].items())
+        off = [r["marlin_error"] for r in found if isinstance(r["marlin_error"], str)]
+        said += f" Marlin is of {versions}; wrong: {len(off)}."
+        lines += [*_by_layer(found, "marlin_us", "times Marlin", lambda _: ""), ""]
+    else:
+        said += " vLLM's Marlin was not timed (`--peers marlin`)."
+    return [*lines, said, *source("w4_h200")]
+
+
+def _by_layer(
+    found: Sequence[dict[str, Any]], other: str, what: str, more: Callable[[dict[str, Any]], str]
+) -> list[str]:
+    """How many times as long as ours another takes, by layer and format; empty where it was not timed."""
     tokens = sorted({r["m"] for r in found})
     rows: dict[tuple[str, str, str], dict[int, str]] = {}
     for r in found:
         n, k, word = re.findall(r"_n(\d+)_k(\d+)_(\w+)_weight$", r["signature"])[0]
-        rows.setdefault((word, n, k), {})[r["m"]] = f"{r['speedup']:.2f} ({r['of_read']:.2f})"
+        cell = f"{r[other] / r['us']:.2f}{more(r)}" if other in r else ""
+        rows.setdefault((word, n, k), {})[r["m"]] = cell
     cells = [[f"{FORMATS[word]}, {n} x {k}", *(of[m] for m in tokens)] for (word, n, k), of in sorted(rows.items())]
-    wrong, error = sum(isinstance(r["error"], str) for r in found), max(r["error"] for r in found)
-    said = f"Wrong: {wrong}; largest relative error {error:.4f}; largest spread {max(r['spread'] for r in found):.0%}."
-    return [*table(["times our bf16", *(f"M = {m}" for m in tokens)], cells), "", said, *source("w4_h200")]
+    return table([what, *(f"M = {m}" for m in tokens)], cells)
 
 
 def experts() -> list[str]:

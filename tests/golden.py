@@ -254,6 +254,7 @@ def gemm_table() -> dict[str, Any]:
         chosen=(0, 1),
         invariant=((), (1,)),
         torch_faster=((3, 8), (4096, None)),
+        apart=(),
         ranked=(),
         timings=tuple(row.to_json() for row in timings),
     )
@@ -274,6 +275,7 @@ def ranked(signature: Any, function: str) -> Entry:
         chosen=(0,),
         invariant=None,
         torch_faster=(),
+        apart=(),
         ranked=((16, (0,)),),
         timings=(),
     )

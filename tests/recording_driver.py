@@ -551,6 +551,7 @@ def entry(
     gpu: Gpu | None = None,
     invariant: Sequence[tuple[int | None, str]] | None = None,
     torch_faster: Sequence[tuple[int, int | None]] = (),
+    apart: Sequence[tuple[int, int | None]] = (),
 ) -> dict[str, Any]:
     """A row of the gemm table, but for `gpu`, which `table` makes an index of."""
     every = [name for _, name in ranges] + [name for _, names in candidates or [] for name in names]
@@ -566,6 +567,7 @@ def entry(
         "ranges": [[m, places[name]] for m, name in ranges],
         "invariant": None if invariant is None else [[m, places[name]] for m, name in invariant],
         "torch_faster": [list(pair) for pair in torch_faster],
+        "apart": [list(pair) for pair in apart],
         "candidates": [[m, [places[name] for name in ranked]] for m, ranked in candidates or []],
         "timings": [],
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,10 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
+from runtime import ArgumentError
+
 from .command_line import ROOT
+from .vllm_mxfp4_stand_in import numbers
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -43,6 +47,36 @@ def test_weights_are_drawn_so_that_outputs_are_as_large_as_inputs() -> None:
     for weight in (model["gate"].weight, model["experts"].w13_weight):
         assert float(weight.detach().std()) == pytest.approx(512**-0.5, rel=0.02)
     assert (found["experts"], found["experts_served"]) == (2, 1)
+
+
+@pytest.mark.parametrize("k", [2880, 4096])
+def test_weights_in_mxfp4_are_drawn_as_large_as_others(k: int) -> None:
+    layer = nn.Module()
+    for name, columns in (("w13_weight", k // 2), ("w13_weight_scale", k // 32)):
+        layer.register_parameter(name, nn.Parameter(torch.zeros(4, 64, columns, dtype=torch.uint8), False))
+    layer.w13_bias = nn.Parameter(torch.zeros(4, 64, dtype=torch.bfloat16), requires_grad=False)
+    model = nn.ModuleDict({"experts": layer})
+    bench_vllm._draw_weights(model, None)
+    weight = numbers(layer.w13_weight.data, layer.w13_weight_scale.data)
+    assert 1 / 1.5 < float(weight.std()) * k**0.5 < 1.5
+    assert len(layer.w13_weight_scale.unique()) == 3
+    assert float(layer.w13_bias.detach().float().std()) == pytest.approx(0.1, rel=0.2)
+    bench_vllm._draw_weights(model, "experts.w13_weight")
+    assert not layer.w13_weight.any()
+    assert layer.w13_weight_scale.all()
+
+
+def test_a_model_is_taken_as_it_would_be_unquantised(tmp_path: Path) -> None:
+    options = Namespace(model=ROOT / "benchmarks" / "gpt-oss-20b", unquantised=False)
+    with bench_vllm._folder(options) as folder:
+        assert bench_vllm._is_packed(folder)
+    options.unquantised = True
+    with bench_vllm._folder(options) as folder:
+        assert not bench_vllm._is_packed(folder)
+        config = json.loads((folder / "config.json").read_text())
+    assert (config["model_type"], config["num_local_experts"]) == ("gpt_oss", 32)
+    with pytest.raises(ArgumentError, match=r"has no config\.json"), bench_vllm._folder(Namespace(model=tmp_path)):
+        pass
 
 
 def run_both(

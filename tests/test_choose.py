@@ -108,7 +108,7 @@ def test_rows_of_candidates_tell_what_was_asked_for_if_they_differ() -> None:
     def entry(*rows: tuple[int, int]) -> Entry:
         ranked = tuple((m, tuple(range(count))) for m, count in rows)
         names = tuple("abcdefgh")
-        return Entry(SIGNATURE, "sm_90a", None, "ranked", names, (), (0,), None, (), ranked, ())
+        return Entry(SIGNATURE, "sm_90a", None, "ranked", names, (), (0,), None, (), (), ranked, ())
 
     assert session.tokens_of(entry((1, 8), (16, 8), (24, 2), (64, 8), (96, 2), (4096, 8))) == [1, 16, 64, 4096]
     assert session.tokens_of(entry((1, 1), (16, 1), (24, 1), (4096, 1))) == [1, 4096]
@@ -164,7 +164,7 @@ def archive_of_llama() -> tuple[Entry, ...]:
         names = dict.fromkeys(v.name() for _, variants in gemm.by_tokens for v in variants)
         index = {name: i for i, name in enumerate(names)}
         ranked = tuple((m, tuple(index[v.name()] for v in variants)) for m, variants in gemm.by_tokens)
-        found.append(Entry(gemm.signature, "sm_90a", None, "ranked", tuple(names), (), (0,), None, (), ranked, ()))
+        found.append(Entry(gemm.signature, "sm_90a", None, "ranked", tuple(names), (), (0,), None, (), (), ranked, ()))
     return tuple(found)
 
 

@@ -141,6 +141,7 @@ def test_a_row_says_which_target_and_gpu_it_is_of(run: Run, old: Path) -> None:
     [
         ({"torch_faster": [[300, 600]]}, ["torch faster"], "torch is faster at M = 400-600 -> 300-600"),
         ({"torch_faster": []}, ["torch faster"], "torch is faster at M = 400-600 -> none"),
+        ({"apart": [[1, 15]]}, ["apart"], "the activation apart is faster at M = none -> 1-15"),
         ({"invariant": [[8, 0], [None, 2]]}, ["equal bits"], "equal bits at M"),
         ({"candidates": [[16, [0, 1]]]}, ["candidates"], ""),
         ({"timings": []}, ["times"], ""),

@@ -195,6 +195,7 @@ FIRST = ["entries", 0]
         ([*FIRST, "torch_faster"], [[1, None], [5, 7]], "only the last range"),
         ([*FIRST, "torch_faster"], [[1, 2, 3]], "a row is"),
         ([*FIRST, "torch_faster"], [["1", 2]], "ascending order, found '1'"),
+        ([*FIRST, "apart"], [[6, 5]], "apart: a range may not end before it begins, found 5 after 6"),
         ([*FIRST, "timings"], None, "timings: must be a list"),
         (["entries", 3], TABLE["entries"][0], "two entries for .* on sm_90a, any GPU"),
         ([*FIRST, "gpu"], 0, "gpu: 0 is no index into the 0 gpus"),
@@ -291,15 +292,17 @@ def test_entry_reads_as_it_was_written() -> None:
         gpu=H200,
         invariant=[(16, "wide"), (99, "small"), (None, "wide")],
         torch_faster=[(3, 3), (5, 9), (12, None)],
+        apart=[(1, 2), (17, 32)],
     )
     (found,) = Dispatch.from_json(table([row]), GEMM, TARGETS).entries
     assert found.ranges == ((16, "small"), (None, "large"))
     assert found.candidates == ((8, ("tiny", "small")),)
     assert found.gpu == H200
+    assert found.apart == ((1, 2), (17, 32))
     assert found.invariant_ranges == ((16, "wide"), (99, "small"), (None, "wide"))
     only = found.only_invariant()
     assert (only.names, only.ranges, only.invariant_ranges) == (("wide", "small"), *[found.invariant_ranges] * 2)
-    assert (only.torch_faster, only.candidates) == ((), ())
+    assert (only.torch_faster, only.apart, only.candidates) == ((), (), ())
     assert [only.best(m) for m in (1, 16, 17, 99, 100)] == ["wide", "wide", "small", "small", "wide"]
     assert {name for m in (1, 50, 5000) for name in only.functions(m)} == {"wide", "small"}
     assert [m for m in range(1, 15) if found.torch_is_faster(m)] == [3, 5, 6, 7, 8, 9, 12, 13, 14]

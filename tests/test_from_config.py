@@ -47,6 +47,40 @@ def test_from_config_fuses_and_scales(run: Run) -> None:
     assert {g.signature.scaling for g in written.gemms} == {"block", "none"}
 
 
+def test_from_config_has_every_way_to_compute_a_layer(run: Run) -> None:
+    config = ROOT / "tests/data/configs/llama-3.1-8b.json"
+    written = manifest.loads(run("manifest", "from-config", config, "--tokens", "1,16,2048", "--in-graph").out)
+    assert written.targets == ("sm_90a",)
+    found = {g.name: (g.signature.epilogue, g.signature.overlap, g.tokens) for g in written.gemms}
+    every, few = (1, 16, 2048), (1, 16)
+    assert found == {
+        **dict.fromkeys(("qkv", "o", "gate_up", "down"), ("none", "serial", every)),
+        **{f"{part}.weights": ("none", "weights", few) for part in ("qkv", "o", "gate_up", "down")},
+        "gate_up.swiglu": ("swiglu", "serial", every),
+        "gate_up.swiglu.weights": ("swiglu", "weights", few),
+        "lm_head": ("none", "serial", few),
+    }
+
+
+def test_from_config_has_no_swiglu_of_other_activations(run: Run) -> None:
+    written = manifest.loads(
+        run("manifest", "from-config", ROOT / "tests/data/configs/gemma-3-27b.json", "--tokens", 1, "--in-graph").out
+    )
+    assert {g.signature.epilogue for g in written.gemms} == {"none"}
+    assert "gate_up.weights" in {g.name for g in written.gemms}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--fuse"], "leave --fuse out"), (["--dtype", "e4m3"], "has no qkv, o, gate_up or down in 16 bits")],
+)
+def test_from_config_refuses_ways_that_there_are_not(run: Run, options: list[str], said: str) -> None:
+    config = ROOT / "tests/data/configs/llama-3.1-8b.json"
+    refused = run("manifest", "from-config", config, "--tokens", 1, "--in-graph", *options)
+    assert refused.status == 2
+    assert said in refused.err
+
+
 @pytest.fixture
 def from_config(run: Run) -> Run:
     """Write the manifest of a small config."""

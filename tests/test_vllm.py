@@ -134,6 +134,31 @@ def test_weights_that_no_kernel_reads_are_left(start: Start, change: Any, reason
     assert reason in server.lines[0]
 
 
+def test_overlap_is_promised_where_an_entry_with_it_was_tuned(start: Start) -> None:
+    early = signature(HIDDEN, HIDDEN, overlap="weights"), signature(HIDDEN, HIDDEN, epilogue="bias", overlap="weights")
+    server = start([*SERVED, *early])
+    one, up, biased = server.linear(HIDDEN, HIDDEN), server.linear(INNER, HIDDEN), server.linear(HIDDEN, HIDDEN, True)
+    server.serve(one, up, biased)
+    (x,) = tensors((5, HIDDEN))
+    for layer in (one, up, biased):
+        layer(x)
+    assert server.lib.overlaps == ["weights", "serial", "weights"]
+    biased.quant_method.apply(biased, x)
+    assert server.lib.overlaps[3:] == ["weights"]
+    compiled = torch.compile(nn.Sequential(one, up), fullgraph=True, backend="aot_eager", dynamic=True)
+    compiled(x)
+    assert server.lib.overlaps[4:] == ["weights", "serial"]
+
+
+def test_overlap_is_not_promised_where_it_is_predicted(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start([*SERVED, signature(HIDDEN, HIDDEN, overlap="weights")])
+    monkeypatch.setattr(type(server.lib), "is_tuned", lambda self, of: of.overlap == "serial")
+    one = server.linear(HIDDEN, HIDDEN)
+    server.serve(one)
+    one(*tensors((5, HIDDEN)))
+    assert server.lib.overlaps == ["serial"]
+
+
 def test_methods_with_an_apply_of_their_own_are_left(start: Start) -> None:
     server = start()
     server.serve(server.linear(HIDDEN, HIDDEN, method=server.own_method()))

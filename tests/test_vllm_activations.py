@@ -51,6 +51,52 @@ def test_one_gemm_computes_gates_and_activation(made: Start, have: list[dict[str
     assert "serves 2 of 2 linear layers and 1 activations (2 signatures preloaded" in line
 
 
+EARLY = [signature(of["n"], of["k"], epilogue=of["epilogue"], overlap="weights") for of in (GATE_UP, SWIGLU, DOWN)]
+ALONE = (2 * INNER, HIDDEN, "none")
+
+
+@pytest.mark.parametrize("backend", ["", "aot_eager", "inductor"])
+def test_activation_is_computed_apart_where_the_archive_says_so(made: Start, backend: str) -> None:
+    server = made([GATE_UP, SWIGLU, DOWN, *EARLY], apart=[(1, 2), (5, 5)])
+    mlp = mlp_of(server)
+    own = type(mlp.act_fn).forward_native
+    apart = list[Any]()
+
+    def forward_cuda(x: Any) -> Any:  # vLLM's kernel
+        apart.append(x.shape)
+        return own(x)
+
+    mlp.act_fn.forward_cuda = forward_cuda
+    server.serve(mlp)
+    run = torch.compile(mlp, fullgraph=True, backend=backend, dynamic=True) if backend else mlp
+    for m in (5, 3, 2):
+        (x,) = tensors((m, HIDDEN))
+        assert near(run(x), expected(mlp, x))
+    down = (HIDDEN, INNER, "none")
+    assert server.lib.calls == [ALONE, down, FUSED, down, ALONE, down]
+    assert set(server.lib.overlaps) == {"weights"}
+    assert apart == [(5, 2 * INNER), (2, 2 * INNER)]
+    assert "serves 2 of 2 linear layers and 1 activations (3 signatures preloaded" in server.lines[0]
+
+
+def test_activation_apart_has_the_shape_of_its_input(made: Start) -> None:
+    server = made([GATE_UP, SWIGLU], apart=[(6, None)])
+    mlp = mlp_of(server)
+    server.serve(mlp)
+    (x,) = tensors((2, 3, HIDDEN))
+    assert near(mlp(x), expected(mlp, x))
+    assert server.lib.calls == [ALONE]
+
+
+def test_activation_is_not_left_to_a_product_that_is_not_there(made: Start) -> None:
+    server = made([SWIGLU], apart=[(1, None)])
+    mlp = mlp_of(server)
+    server.serve(mlp)
+    (x,) = tensors((5, HIDDEN))
+    assert near(mlp(x), expected(mlp, x))
+    assert server.lib.calls == [FUSED]
+
+
 def test_an_odd_call_is_computed_as_vllm_does(made: Start) -> None:
     server = made([SWIGLU])
     mlp = mlp_of(server)

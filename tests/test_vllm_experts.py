@@ -148,8 +148,12 @@ def wanted_of(layer: Any, x: Any, weights: Any, ids: Any) -> Any:
     gate = GATE_OF_GPT_OSS if layer.activation.name == "SWIGLUOAI" else "swiglu"
     biases = (layer.w13_bias, layer.w2_bias) if layer.quant_method.moe.has_bias else None
     w13, w2 = (
-        wide(getattr(layer, f"{name}_weight"), getattr(layer, f"{name}_weight_scale_inv", None))
-        for name in ("w13", "w2")
+        layer.numbers.values()
+        if hasattr(layer, "numbers")
+        else (
+            wide(getattr(layer, f"{name}_weight"), getattr(layer, f"{name}_weight_scale_inv", None))
+            for name in ("w13", "w2")
+        )
     )
     return experts(x, w13, w2, local, weights, gate, biases)
 

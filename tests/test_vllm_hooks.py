@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.numbers.epilogue import CLAMPED_ALPHA, CLAMPED_LIMIT
 from runtime.vllm import hooks
 
 from .sources import FUNCTIONS, assigned, body_of, calls_of, class_of, folder_of, problem_of, write
@@ -23,7 +24,9 @@ def vllm(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.parametrize(
-    "hook", [*hooks.HOOKS, *hooks.FILLED, *hooks.FILLED_EXPERTS, hooks.ACTIVATION, hooks.MODEL], ids=str
+    "hook",
+    [*hooks.HOOKS, *hooks.FILLED, *hooks.FILLED_EXPERTS, *hooks.MADE, hooks.ACTIVATION, hooks.MODEL],
+    ids=str,
 )
 def test_methods_that_are_wrapped_or_filled_are_there(vllm: Path, hook: hooks.Hook) -> None:
     assert problem_of(vllm, hook) == ""
@@ -175,6 +178,41 @@ def test_experts_are_applied_by_keyword_and_reduced_after(vllm: Path) -> None:
     assert finalized.count("self.fused_experts.finalize_weight_and_reduce_impl()") == 2  # in two branches
     alone = _function(vllm, f"{_MOE}.prepare_finalize.no_dp_ep", "MoEPrepareAndFinalizeNoDPEPModular", "finalize")
     assert "weight_and_reduce_impl.apply(output=output, fused_expert_output=" in ast.unparse(alone)
+
+
+@pytest.mark.parametrize("hook", hooks.MXFP4_EXPERTS_LOADED, ids=str)
+def test_weights_in_mxfp4_are_laid_out_when_they_were_loaded_and_the_class_is_chosen_before(
+    vllm: Path, hook: hooks.Hook
+) -> None:
+    assert "self.experts_cls = " in ast.unparse(_function(vllm, hook.module, hook.owner, "__init__"))
+    assert "_setup_kernel" in calls_of(_function(vllm, hook.module, hook.owner, hook.method))
+    laid_out = ast.unparse(_function(vllm, hook.module, hook.owner, "_setup_kernel"))
+    assert "self.moe_quant_config = " in laid_out
+    assert "self.moe_kernel = make_mxfp4_moe_kernel(" in laid_out
+    made = ast.unparse(_function(vllm, hook.module, hook.owner, "create_weights"))
+    names = [f"{name}_{of}" for name in ("w13", "w2") for of in ("weight", "weight_scale", "bias")]
+    assert [name for name in names if f"layer.register_parameter('{name}', {name})" not in made] == []
+    called = ast.unparse(_function(vllm, hook.module, hook.owner, "apply"))
+    assert "self.moe_kernel.apply(hidden_states=x, w1=layer.w13_weight, w2=layer.w2_weight, " in called
+
+
+def test_a_kernel_in_place_decides_whether_experts_are_asked_for_with_their_routes(vllm: Path) -> None:
+    """At each call, so that a kernel of another kind than vLLM chose may take its place when weights are loaded."""
+    of = ast.unparse(_function(vllm, f"{_MOE}.fused_moe_method_base", "FusedMoEMethodBase", "is_monolithic"))
+    assert "return self.moe_kernel.is_monolithic" in of
+    call = ast.unparse(_function(vllm, f"{_MOE}.runner.moe_runner", "MoERunner", "_apply_quant_method"))
+    assert "if self.routed_experts.quant_method.is_monolithic:" in call
+    assert "self.router.select_experts(" in call
+    parallel = class_of(vllm, f"{_MOE}.config", "FusedMoEParallelConfig")
+    assert "use_all2all_kernels" in {node.name for node in parallel if isinstance(node, FUNCTIONS)}
+    routed = class_of(vllm, f"{_MOE}.routed_experts", "RoutedExperts")
+    assert "_expert_routing_tables" in {node.name for node in routed if isinstance(node, FUNCTIONS)}
+
+
+def test_gates_of_gpt_oss_have_the_factor_and_limits_of_the_epilogue(vllm: Path) -> None:
+    hook = hooks.MXFP4_EXPERTS_LOADED[0]
+    described = ast.unparse(_function(vllm, hook.module, hook.owner, "get_fused_moe_quant_config"))
+    assert f"gemm1_alpha={CLAMPED_ALPHA}, gemm1_beta=1.0, swiglu_limit={CLAMPED_LIMIT}" in described
 
 
 def test_output_shares_the_first_workspace_and_not_the_second(vllm: Path) -> None:

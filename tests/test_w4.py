@@ -53,6 +53,12 @@ def variants(signature: Signature) -> list[Variant]:
     return [v for v in provider("own").variants("sm_90a", signature) if v.family == "sm90_w4"]
 
 
+def test_a_stage_is_filled_for_one_slice_of_k() -> None:
+    plans = [Plan.of(dict(v.options), Form()) for v in variants(PLAIN)]
+    assert any(plan.sliced_k > 1 for plan in plans)
+    assert {plan.stages % plan.sliced_k for plan in plans} == {0}
+
+
 def packed(codes: torch.Tensor, each: int) -> torch.Tensor:
     """Codes (N, K), `each` in an integer, the first in the low bits."""
     whole = sum(codes[:, i::each].long() << (4 * i) for i in range(each))

@@ -53,10 +53,16 @@ class OnCpu(Library):
     def calls(self) -> list[tuple[int, int, str]]:
         return vars(self).setdefault("_calls", [])
 
+    @property
+    def overlaps(self) -> list[str]:
+        """What was promised, call by call."""
+        return vars(self).setdefault("_overlaps", [])
+
     def gemm(self, a: Any, b: Any, *, out: Any = None, stream: Any = None, **more: Any) -> Any:
         self._refuse_if_closed()
         epilogue, dtype = more.get("epilogue", "none"), more.get("dtype") or a.dtype
         self.calls.append((b.shape[-2], b.shape[-1], ("bias+" if more.get("bias") is not None else "") + epilogue))
+        self.overlaps.append(more.get("overlap", "serial"))
         value = a.float() @ b.float().transpose(-1, -2)
         if more.get("bias") is not None:
             value = value + more["bias"].float()
@@ -68,9 +74,13 @@ class OnCpu(Library):
         return out.copy_(value)
 
 
-def library(folder: Path, signatures: list[dict[str, Any]], state: str = "tuned", **more: Any) -> OnCpu:
+def library(
+    folder: Path, signatures: list[dict[str, Any]], state: str = "tuned", *, apart: Any = (), **more: Any
+) -> OnCpu:
+    """`apart` is of all entries with a gate."""
     records = [operands_record(f"f{i}", s) for i, s in enumerate(signatures)]
-    entries = [entry(s, [(None, f"f{i}")], state=state) for i, s in enumerate(signatures)]
+    gated = [apart if s["epilogue"] == "swiglu" else () for s in signatures]
+    entries = [entry(s, [(None, f"f{i}")], state=state, apart=gated[i]) for i, s in enumerate(signatures)]
     kernels = write_archive(folder / "model.aot", records, entries)
     return OnCpu(Archive.open(folder / "model.aot"), RecordingDriver(kernels=kernels), **more)
 

@@ -164,7 +164,7 @@ class Kernel:
         self.fused_experts = fused_experts
 
     def apply(self, layer: Any, x: Any, topk_weights: Any, topk_ids: Any) -> Any:
-        experts, sizes = self.fused_experts, (x.shape[0], *layer.w13_weight.shape[1:], topk_ids.shape[1])
+        experts, sizes = self.fused_experts, (x.shape[0], layer.w13_weight.shape[1], x.shape[1], topk_ids.shape[1])
         words = layer.global_num_experts, layer.w13_weight.shape[0], None, layer.activation
         shape13, shape2, of_output = experts.workspace_shapes(*sizes, *words)
         counts = max(math.prod(shape13), math.prod(of_output)), math.prod(shape2)
@@ -173,7 +173,7 @@ class Kernel:
         common, workspace2 = memory[: counts[0]], memory[begin:].view(shape2)
         made = common[: math.prod(of_output)].view(of_output)
         given, scale = x, None
-        if layer.w13_weight.element_size() == 1 and not experts.expects_unquantized_inputs:
+        if layer.w13_weight.dtype == torch.float8_e4m3fn and not experts.expects_unquantized_inputs:
             given, scale = narrow(x)
         experts.apply(
             output=made,

@@ -24,6 +24,7 @@ from runtime.vllm.plugin import Plugin, install
 from .recording_driver import signature
 from .torch_stand_in import HIDDEN, INNER, ONE, VOCAB, library, logged
 from .vllm_experts_stand_in import contents as experts
+from .vllm_mxfp4_stand_in import contents as experts_in_mxfp4
 
 LAYERS = "vllm.model_executor.layers"
 FP8 = "vllm.model_executor.kernels.linear"
@@ -35,7 +36,9 @@ def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
     contents: Contents = {"vllm": {"__version__": version}, "vllm.envs": {"VLLM_BATCH_INVARIANT": False}}
     contents |= _engine()
     linear = _linear()
-    contents |= linear | _mlps(linear[f"{LAYERS}.linear"]["Linear"]) | _embeddings() | _fp8_gemms() | experts()
+    contents |= linear | _mlps(linear[f"{LAYERS}.linear"]["Linear"]) | _embeddings() | _fp8_gemms()
+    of_experts = experts()
+    contents |= of_experts | experts_in_mxfp4(of_experts)
     modules = {name: types.ModuleType(name) for name in contents}
     for name, names in contents.items():
         vars(modules[name]).update(names)

@@ -166,9 +166,8 @@ def _changes(old: Entry, new: Entry, before: Mapping[str, str], after: Mapping[s
         "was_for": gpu(old),
         "choices": list(_choices(old.ranges, new.ranges, before, after)),
         "equal_bits": list(_choices(old.invariant_ranges or (), new.invariant_ranges or (), before, after)),
-        "torch_faster": None
-        if old.torch_faster == new.torch_faster
-        else [[list(pair) for pair in of] for of in (old.torch_faster, new.torch_faster)],
+        "torch_faster": _intervals(old.torch_faster, new.torch_faster),
+        "apart": _intervals(old.apart, new.apart),
         "times": _times(old, new),
     }
     differ = {
@@ -177,12 +176,19 @@ def _changes(old: Entry, new: Entry, before: Mapping[str, str], after: Mapping[s
         "ranges": found["choices"],
         "equal bits": found["equal_bits"],
         "torch faster": found["torch_faster"],
+        "apart": found["apart"],
         "candidates": old.candidates != new.candidates,
         "code": any(before[name] != after[name] for name in {*old.names} & {*new.names}),
         "functions": {*old.names} != {*new.names},
         "times": list(old.timings) != list(new.timings),
     }
     return found | {"what": [word for word, differs in differ.items() if differs]}
+
+
+def _intervals(*both: Sequence[tuple[int, int | None]]) -> list[list[list[int | None]]] | None:
+    """Intervals of M of the old and the new, None where they are the same."""
+    old, new = ([list(pair) for pair in of] for of in both)
+    return None if old == new else [old, new]
 
 
 _Ranges = Sequence[tuple[int | None, str]]

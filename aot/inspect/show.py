@@ -143,6 +143,7 @@ def _entry(
         "ranges": ranges(entry),
         "invariant": None if entry.invariant is None else intervals(entry.invariant_ranges or ()),
         "torch_faster": [{"m_min": first, "m_max": last} for first, last in entry.torch_faster],
+        "apart": [{"m_min": first, "m_max": last} for first, last in entry.apart],
         **measured(entry),
         "timings": timings.read(entry),
         "tuning": [e for e in environments if entry.timings and _is_of(entry, e)],

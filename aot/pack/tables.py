@@ -29,7 +29,8 @@ class Row:
     `gpu` is the kind of GPU that it is for, None any of the target's; `state` is "tuned" or "ranked". `ranges` pairs
     the largest M of a range with its function, ascending, neighbours with different ones; the last has None, every
     larger M. `invariant` is the same for callers who want equal bits at every M, which all of its functions give, or
-    None. `torch_faster` has the first and the last M (None: no last) of where torch was faster, ascending and disjoint.
+    None. `torch_faster` has the first and the last M (None: no last) of where torch was faster, ascending and disjoint,
+    `apart` of where a product without its activation, and the activation after it, were.
     `candidates` pairs M values with functions, best first. `timings` is what was measured (`aot.pack.timings`).
     """
 
@@ -40,6 +41,7 @@ class Row:
     ranges: Sequence[tuple[int | None, str]]
     invariant: Sequence[tuple[int | None, str]] | None = None
     torch_faster: Sequence[tuple[int, int | None]] = ()
+    apart: Sequence[tuple[int, int | None]] = ()
     candidates: Sequence[tuple[int, Sequence[str]]] = ()
     timings: Sequence[dict[str, Any]] = ()
 
@@ -54,6 +56,7 @@ class Row:
             entry.ranges,
             entry.invariant_ranges,
             entry.torch_faster,
+            entry.apart,
             entry.candidates,
             entry.timings,
         )
@@ -88,6 +91,7 @@ class Row:
             chosen,
             None if self.invariant is None else by_place(self.invariant),
             tuple(self.torch_faster),
+            tuple(self.apart),
             tuple((m, tuple(index[name] for name in ranked)) for m, ranked in self.candidates),
             tuple(self.timings),
         )

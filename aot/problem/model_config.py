@@ -37,6 +37,7 @@ from runtime.numbers.weights import FORMATS
 from ..search.targets import TARGETS, USUAL_TARGETS
 from ..search.unserved import variants, why_none
 from ..suggest import did_you_mean
+from . import ways
 from .manifest import MAX_TOKENS, Gemm, Manifest, Use, signature_problem
 from .models import experts as of_experts
 from .models.config import is_integer, short
@@ -68,7 +69,7 @@ class Wanted:
     layers in few bits, or of experts' weights where a config has those alone so, the config's or `default_scaling`.
     `fuse` takes elementwise work into the layers, as the module's docstring says. `ep` is over how many ranks experts
     are spread, each whole, as vLLM's expert parallelism does it: a multiple of `tp`, or 1. `experts` is whether the
-    manifest has them.
+    manifest has them. `in_graph` adds the other ways to compute the layers that `aot tune --in-graph` chooses for.
     """
 
     tp: int
@@ -79,6 +80,7 @@ class Wanted:
     fuse: bool = False
     ep: int = 1
     experts: bool = True
+    in_graph: bool = False
 
 
 def manifest_from_config(
@@ -117,6 +119,8 @@ def manifest_from_config(
         Gemm(name, signature, *_times(layer, found.depth, few if layer.last else ms))
         for layer, name, signature in _gemms(found, wanted.tp, layers)
     )
+    if wanted.in_graph:
+        gemms = _all_ways(found, gemms)
     uses: tuple[Use, ...] = ()
     if found.experts and layers.experts:
         try:
@@ -280,6 +284,8 @@ def _check(found: Model, wanted: Wanted) -> None:
     if not wanted.tokens or not all(is_integer(m, MAX_TOKENS) for m in wanted.tokens):
         listed = short(list(wanted.tokens))
         found.fail(f"tokens must be integers from 1 to {MAX_TOKENS}, at least one, found {listed}")
+    if wanted.in_graph and wanted.fuse:
+        found.fail("with in_graph the manifest has layers fused and not; leave --fuse out")
     if wanted.dtype is not None and wanted.dtype not in DTYPES:
         found.fail(f"unknown dtype {short(wanted.dtype)}; {did_you_mean(wanted.dtype, DTYPES)}")
     if wanted.scaling is not None and wanted.scaling not in SCALINGS:
@@ -338,6 +344,15 @@ def _left_out(found: Model, tp: int, layers: _Layers) -> list[Linear]:
     """The layers that may go, and that no manifest may hold."""
     may_go = [layer for layer in found.linears if layer.may_go]
     return [layer for layer in may_go if signature_problem(layers.signature(layer, tp, layer.bias))]
+
+
+def _all_ways(found: Model, gemms: tuple[Gemm, ...]) -> tuple[Gemm, ...]:
+    """GEMMs, and the other ways to compute those of a layer."""
+    _, activation = found.activation
+    every = tuple(ways.all_ways(gemms, gated=GATES.get(str(activation)) == ways.GATE))
+    if len(every) == len(gemms):
+        found.fail("has no qkv, o, gate_up or down in 16 bits, which `aot tune --in-graph` chooses for; leave it out")
+    return every
 
 
 def _times(layer: Linear, depth: int, tokens: tuple[int, ...]) -> tuple[int, tuple[int, ...], str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from runtime.errors import AotError
 
 MAX_SEED = 2**32 - 1  # torch takes 64 bits, and M is added
+MAX_CONTEXT = 1 << 20
 
 
 class TuneError(AotError):
@@ -30,3 +31,13 @@ class TuneOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance <= 1:
             raise TuneError(f"the tolerance must be 0 to 1, a share of the best time, found {self.tolerance}")
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """What is replayed: each sequence has `context` tokens in its cache, and `layers` are enough that each step finds
+    all weights outside L2. `seed` draws weights and tokens."""
+
+    context: int = 512
+    layers: int = 8
+    seed: int = 0

@@ -124,7 +124,7 @@ class UniversalForm:
 class PredictedEntry:
     """What an archive serves for a signature that no table names: the function of least predicted time at each M.
 
-    `candidates`, `timings`, `ranges` and `torch_faster` are empty: nothing was measured.
+    `candidates`, `timings`, `ranges`, `torch_faster` and `apart` are empty: nothing was measured.
     """
 
     state = PREDICTED
@@ -132,6 +132,7 @@ class PredictedEntry:
     candidates: tuple[Any, ...] = ()
     timings: tuple[Any, ...] = ()
     torch_faster: tuple[Any, ...] = ()
+    apart: tuple[Any, ...] = ()
     ranges: tuple[Any, ...] = ()
     bounds: tuple[int, ...] = ()
 

@@ -7,7 +7,7 @@ gives what `down_proj` takes. Knows what MLPs look like, and nothing of archives
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +27,12 @@ class Mlp(NamedTuple):
     def gate_up(self) -> Any:
         """The layer of gates and what they gate, one weight."""
         return self.module.gate_up_proj
+
+    @property
+    def kernel(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The activation as the server computes it outside compiled graphs, in one kernel where it has one."""
+        found: Callable[[torch.Tensor], torch.Tensor] = getattr(self.activation, "forward_cuda", self.activation)
+        return found
 
     def leave_to_gemm(self) -> None:
         """Let `gate_up` give the activation's result."""

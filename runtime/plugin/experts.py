@@ -20,12 +20,14 @@ from ..numbers.scaling import SCALE_BLOCK
 from ..program.tensor import dtype_name
 from ..quantise import Signature as Quantise
 from ..serve.library import Library
-from ..torch.experts import expected_rows, quantises_in_gemm
+from ..torch.experts import columns_of, expected_rows, quantises_in_gemm
 from ..torch.operator import bare
+from ..torch.weights import PreparedWeight, widened
 from .linears import Decision, weight_problem
 
 EXPERTS = "expert layer"
-_OVERLAP = "launch"  # kernels may start while the one before ends, which all of them wait for
+OVERLAP = "launch"  # kernels may start while the one before ends, which all of them wait for
+_NAMES = "gate and up", "down"
 _INTS = 4  # i32 that fill 16 bytes, at multiples of which tensors begin
 
 
@@ -74,9 +76,12 @@ class ExpertWeights:
     scales: tuple[torch.Tensor, ...] = ()
     weighed: str = "output"
 
-    def problem(self) -> str:
-        """Why these are none of experts that kernels compute; empty if they may be."""
+    def problem(self, lib: Library) -> str:
+        """Why these are none of experts that kernels of `lib` compute; empty if they may be."""
         w13, w2 = self.w13, self.w2
+        for name, weight in zip(_NAMES, (w13, w2), strict=True):
+            if problem := stack_problem(lib, weight):
+                return f"of {name}, {problem}"
         experts, wide, k = w13.shape
         if tuple(w2.shape) != (experts, k, wide // 2) or wide % 2 or w2.dtype != w13.dtype:
             return f"weights of shapes {tuple(w13.shape)} and {tuple(w2.shape)} are no gate, up and down"
@@ -84,14 +89,17 @@ class ExpertWeights:
             return f"weights of {w13.dtype} are not of 16 bits"
         if w13.dtype != (torch.float8_e4m3fn if self.scales else self.tokens):
             return f"weights are {w13.dtype}, and tokens {self.tokens}"
-        names = "gate and up", "down"
-        for name, weight, bias in zip(names, (w13, w2), self.biases, strict=False):
-            if bias.dtype != self.tokens or tuple(bias.shape) != tuple(weight.shape[:2]) or not bias.is_contiguous():
-                return f"the bias of {name} is no {tuple(weight.shape[:2])} of the tokens' type"
-        for name, weight, scale in zip(names, (w13, w2), self.scales, strict=False):
+        for name, weight, scale in zip(_NAMES, (w13, w2), self.scales, strict=False):
             blocks = (experts, *(-(-extent // SCALE_BLOCK) for extent in weight.shape[1:]))
             if scale.dtype != torch.float32 or tuple(scale.shape) != blocks or not scale.is_contiguous():
                 return f"scales of {name} are {scale.dtype} {tuple(scale.shape)}, not f32 {blocks} of blocks"
+        return self.bias_problem()
+
+    def bias_problem(self) -> str:
+        """Why these are no biases of the two; empty if they are, or if there are none."""
+        for name, weight, bias in zip(_NAMES, (self.w13, self.w2), self.biases, strict=False):
+            if bias.dtype != self.tokens or tuple(bias.shape) != tuple(weight.shape[:2]) or not bias.is_contiguous():
+                return f"the bias of {name} is no {tuple(weight.shape[:2])} of the tokens' type"
         return ""
 
     def signatures(self, top_k: int, activation: str, global_experts: int) -> tuple[list[Any], list[Any], list[Any]]:
@@ -99,18 +107,28 @@ class ExpertWeights:
         kind that takes the place of two of these where the archive has it."""
         (experts, wide, k), d = self.w13.shape, dtype_name(self.tokens)
         a, scaling = dtype_name(self.w13.dtype), "block" if self.scales else "none"
-        gate, down = (e._replace(bias=bool(self.biases)).word() for e in (Epilogue.of(activation), Epilogue()))
+        gate, down = self.epilogues(activation)
         of_rows: list[Any] = [
-            GroupedGemm(a, a, d, experts, wide, k, gate, _OVERLAP, scaling),
-            GroupedGemm(a, a, d, experts, k, wide // 2, down, _OVERLAP, scaling),
+            GroupedGemm(a, a, d, experts, wide, k, gate, OVERLAP, scaling),
+            GroupedGemm(a, a, d, experts, k, wide // 2, down, OVERLAP, scaling),
         ]
         better: list[Any] = []
         if self.scales:
             of_rows.append(Quantise(d, a, wide // 2, scaling, experts))
-            better.append(GroupedGemm(a, a, a, experts, wide, k, gate, _OVERLAP, scaling))
+            better.append(GroupedGemm(a, a, a, experts, wide, k, gate, OVERLAP, scaling))
+        return self.of_tokens(top_k, k, global_experts, scaling), of_rows, better
+
+    def epilogues(self, activation: str) -> tuple[str, str]:
+        """Of both grouped GEMMs."""
+        gate, down = (e._replace(bias=bool(self.biases)).word() for e in (Epilogue.of(activation), Epilogue()))
+        return gate, down
+
+    def of_tokens(self, top_k: int, k: int, global_experts: int, scaling: str = "none") -> list[Any]:
+        """The signatures whose M counts tokens."""
+        experts, d = len(self.w13), dtype_name(self.tokens)
         of_permute, of_combine = ("f32" if self.weighed == where else "none" for where in ("permute", "output"))
         permute = MoePermute(d, experts, top_k, k, global_experts, scaling, of_permute)
-        return [permute, MoeCombine(d, d, top_k, k, of_combine)], of_rows, better
+        return [permute, MoeCombine(d, d, top_k, k, of_combine)]
 
 
 def decide(
@@ -119,10 +137,7 @@ def decide(
     """What `lib` has for experts with these weights; only kernels that were found right on a GPU. `activation` is a
     gated epilogue of grouped_gemm, which says how rows of gate and up lie; `expert_map` (global experts), i32, is there
     where ids are of more experts than these."""
-    for name, weight in (("gate and up", weights.w13), ("down", weights.w2)):
-        if problem := _problem(lib, weight):
-            return left(f"of {name}, {problem}")
-    if problem := weights.problem():
+    if problem := weights.problem(lib):
         return left(problem)
     if expert_map is not None and (expert_map.dtype != torch.int32 or expert_map.dim() != 1):
         return left(f"the map of experts is {expert_map.dtype} {tuple(expert_map.shape)}")
@@ -146,7 +161,7 @@ def decide(
     return ExpertsDecision(EXPERTS, per_token=per_token, per_row=per_row, top_k=top_k)
 
 
-def _problem(lib: Library, weight: Any) -> str:
+def stack_problem(lib: Library, weight: Any) -> str:
     """Why no kernel reads this weight (experts, N, K), whatever its shape; empty if one may."""
     if len(getattr(weight, "shape", ())) != 3:
         return "the weight is no stack of matrices"
@@ -179,13 +194,15 @@ class Made:
 @dataclass(frozen=True)
 class Launches:
     """The experts of one layer: three launches of `lib` that make rows, four of weights in e4m3, and one more that adds
-    them up. `biases` and `scales` are as `ExpertWeights` has them; with `on_input` tokens come times their weights."""
+    them up. `biases` and `scales` are as `ExpertWeights` has them; with `on_input` tokens come times their weights.
+    Weights of 4 bits are `prepared`, w13 and w2, whatever a call gives."""
 
     lib: Library
     activation: str
     biases: tuple[torch.Tensor, ...] = ()
     scales: tuple[torch.Tensor, ...] = ()
     on_input: bool = False
+    prepared: tuple[PreparedWeight, ...] = ()
 
     def make(
         self,
@@ -205,7 +222,8 @@ class Launches:
             KernelMiss: the archive lacks a function for one of them.
             ArgumentError: the tensors do not go together.
         """
-        (tokens, k), top_k, experts, n = hidden.shape, ids.shape[1], w13.shape[0], w2.shape[2]
+        gates, downs = (bare(w13), bare(w2)) if not self.prepared else (of.b for of in self.prepared)
+        (tokens, k), top_k, experts, n = hidden.shape, ids.shape[1], len(gates), columns_of(downs)
         count = tokens * top_k
         rows, inner = buffers.wide[: count * k].view(-1, k), buffers.inner.view(-1)[: count * n].view(-1, n)
         ints = _ints(tokens, top_k, experts)
@@ -214,12 +232,13 @@ class Launches:
         x, of_ids = hidden, ids.to(torch.int32).contiguous()
         words: dict[str, Any] = {"experts": experts, **({} if expert_map is None else {"expert_map": expert_map})}
         of_rows = None if self.on_input else weights.to(torch.float32).contiguous()
-        gates, downs = bare(w13), bare(w2)
         of_gates, of_downs = ({"bias": bare(bias)} for bias in self.biases) if self.biases else ({}, {})
+        if self.prepared:
+            of_gates["scale_b"], of_downs["scale_b"] = (of.scale_b for of in self.prepared)
         if not self.scales:
             self.lib.call("moe_permute", x, of_ids, out=(rows, ends, positions), **words)
-            self.lib.grouped_gemm(rows, gates, ends, epilogue=self.activation, overlap=_OVERLAP, out=inner, **of_gates)
-            self.lib.grouped_gemm(inner, downs, ends, overlap=_OVERLAP, out=rows, **of_downs)
+            self.lib.grouped_gemm(rows, gates, ends, epilogue=self.activation, overlap=OVERLAP, out=inner, **of_gates)
+            self.lib.grouped_gemm(inner, downs, ends, overlap=OVERLAP, out=rows, **of_downs)
             return Made(rows, positions, of_rows)
         # Tokens in 8 bits lie where rows will, which are made when nobody reads them any more.
         octets = buffers.wide.view(torch.uint8)
@@ -227,7 +246,7 @@ class Launches:
         narrow, scale = _narrow(octets, count, k)
         self.lib.call("moe_permute", x, of_ids, scaling="block", out=(narrow, ends, positions, scale), **words)
         of_gates |= {"scale_a": scale, "scale_b": bare(self.scales[0])}
-        of_gates |= {"epilogue": self.activation, "overlap": _OVERLAP}
+        of_gates |= {"epilogue": self.activation, "overlap": OVERLAP}
         tokens_in, (narrow, scale) = narrow, _narrow(octets[behind:], count, n)
         if quantises_in_gemm(self.lib, gates, expected_rows(ids, gates, expert_map), of_gates):
             self.lib.grouped_gemm(tokens_in, gates, ends, out=narrow, scale_d=scale, **of_gates)
@@ -235,8 +254,15 @@ class Launches:
             self.lib.grouped_gemm(tokens_in, gates, ends, out=inner, **of_gates)
             self.lib.call("quantise", inner, ends, scaling="block", out=(narrow, scale))
         of_downs |= {"scale_a": scale, "scale_b": bare(self.scales[1])}
-        self.lib.grouped_gemm(narrow, downs, ends, overlap=_OVERLAP, out=rows, **of_downs)
+        self.lib.grouped_gemm(narrow, downs, ends, overlap=OVERLAP, out=rows, **of_downs)
         return Made(rows, positions, of_rows)
+
+    def wide(self, w13: torch.Tensor, w2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights as the server's kernels read them, which cannot read prepared ones: those are made anew in bf16."""
+        if not self.prepared:
+            return w13, w2
+        of_w13, of_w2 = map(widened, self.prepared)
+        return of_w13, of_w2
 
     def combine(self, made: Made, out: torch.Tensor) -> None:
         """Add up to `out` (T, K) what the experts of each token made; raises as `make` does."""

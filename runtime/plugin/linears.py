@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import AotError, ArgumentError
 from ..gemm.signature import Signature
 from ..numbers.epilogue import Epilogue
+from ..program.operation import OVERLAPS
 from ..program.tensor import dtype_name
 from ..serve.library import Library
 from ..torch.layers import choose
@@ -28,9 +29,10 @@ class Decision:
 
     `plain` and `biased` are the keys of the signatures that serve it where the server calls it without a bias, and with
     one; empty where the server computes that. `fused` is the one that computes the activation after it too, where there
-    is one, and then the only one that is called. `asked` is the one that the server is expected to call, and `reason`
-    says why the archive does not serve it. `kind` is "linear layer", "head", "embedding", which is a head only in
-    models that tie it, or "fp8 layer".
+    is one, and then the only one that is called but at the M in `apart`, where `plain` is, and the server's activation
+    after it. `asked` is the one that the server is expected to call, and `reason` says why the archive does not serve
+    it. `kind` is "linear layer", "head", "embedding", which is a head only in models that tie it, or "fp8 layer".
+    `binding` says that the server cannot compute the layer any more.
     """
 
     kind: str
@@ -39,6 +41,8 @@ class Decision:
     with_bias: bool = False
     reason: str = ""
     fused: str = ""
+    binding: bool = False
+    apart: tuple[tuple[int, int | None], ...] = ()
 
     @property
     def asked(self) -> str:
@@ -48,7 +52,9 @@ class Decision:
     @property
     def keys(self) -> set[str]:
         """The signatures that may be called."""
-        return {key for key in ([self.fused] if self.fused else [self.plain, self.biased]) if key}
+        if self.fused:
+            return {self.fused, self.plain} if self.apart else {self.fused}
+        return {key for key in (self.plain, self.biased) if key}
 
     def keys_by_rows(self) -> dict[int, set[str]]:
         """The same, by how many rows their kernels see for each token."""
@@ -66,7 +72,7 @@ def decide(lib: Library, layer: Any) -> Decision:
         if reasons[bias]:
             continue
         try:
-            signature, reasons[bias] = choose(lib, signature_of(layer.weight, bias))
+            signature, reasons[bias] = _choose(lib, signature_of(layer.weight, bias))
         except AotError as error:  # nothing for this GPU, or a table that makes no sense
             reasons[bias] = str(error).partition("\n")[0]
             continue
@@ -74,23 +80,34 @@ def decide(lib: Library, layer: Any) -> Decision:
     return Decision(kind, keys[False], keys[True], with_bias, reasons[with_bias])
 
 
-def fused(lib: Library, layer: Any, decision: Decision, activation: str) -> str:
-    """The key of the signature that computes `activation` too, of a layer whose weight is in place; empty where the
-    archive has none, or has one that was predicted and another that was tuned for the product alone."""
+def fused(lib: Library, layer: Any, decision: Decision, activation: str) -> Decision:
+    """What becomes of a layer whose weight is in place and whose `activation` may be computed with it: the same where
+    the archive has no such signature, or has one that was predicted and another that was tuned for the product alone.
+    """
     if decision.with_bias or weight_problem(lib, layer.weight):
-        return ""
-    plain = signature_of(layer.weight, False)
+        return decision
     try:
-        found, _ = choose(lib, dataclasses.replace(plain, epilogue=activation))
+        found, _ = _choose(lib, dataclasses.replace(signature_of(layer.weight, False), epilogue=activation))
     except AotError:  # no such signature, such as of an odd N
-        return ""
-    if found is None or (decision.plain and _is_tuned(lib, plain) and not _is_tuned(lib, found)):
-        return ""
-    return found.key()
+        return decision
+    if found is None:
+        return decision
+    entry, plain = lib.entry(found), Signature.of_key(decision.plain)
+    if plain is not None and entry.state != "tuned" and lib.is_tuned(plain):
+        return decision
+    return dataclasses.replace(decision, fused=found.key(), apart=entry.apart if decision.plain else ())
 
 
-def _is_tuned(lib: Library, signature: Signature) -> bool:
-    return lib.entry(signature).state == "tuned"
+def _choose(lib: Library, wanted: Signature) -> tuple[Signature | None, str]:
+    """`choose` for a signature that promises no overlap, or for the same with all overlap where that was tuned: no
+    kernel of a model writes its weights, and `aot tune --in-graph` says of such an entry where not to overlap."""
+    most = dataclasses.replace(wanted, overlap=OVERLAPS[-1])
+    return (most, "") if lib.is_tuned(most) else choose(lib, wanted)
+
+
+def overlap_of(key: str) -> str:
+    """The overlap that is promised where the signature with this key is called."""
+    return next((word for word in OVERLAPS if key.endswith(f"_{word}")), OVERLAPS[0])
 
 
 def summary(decisions: Iterable[Decision], server: str) -> str:

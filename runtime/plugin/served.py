@@ -6,7 +6,6 @@ the log, and the server's own kernels serve. Knows no server; torch is imported 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import weakref
 from collections import Counter, defaultdict
@@ -26,6 +25,8 @@ from .settings import Settings
 # behind `__torch_function__`, which a trace need not go through.
 PLAIN, _BIASED, _DTYPE = "_cute_aot_plain", "_cute_aot_biased", "_cute_aot_dtype"
 _FUSED = "_cute_aot_fused"  # of one that computes its activation too
+OVERLAP = "_overlap"  # behind each of these three: what is promised
+_APART = "_cute_aot_apart"  # of one that does not at these M: the overlap there, and what `gated.flat` gives
 
 
 class Served:
@@ -41,7 +42,7 @@ class Served:
         # Layers and graphs of earlier models hold numbers of theirs, so libraries stay open as long as the process.
         self._opened: dict[str, Library] = {}
         self._sizes: list[int] = []  # numbers of tokens that the server captures graphs for
-        self._fp8_ready: set[str] = set()  # signatures whose kernels are loaded
+        self._ready: set[str] = set()  # signatures whose kernels are loaded
         self._fp8_left: Counter[str] = Counter()  # layers that the server computes, by the reason
         self._fused: list[Any] = []  # the MLPs whose activations GEMMs compute
         self._decisions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by layer, or fp8 GEMM
@@ -49,7 +50,7 @@ class Served:
     def _forget(self) -> None:
         """Begin anew; what an earlier engine was given goes on as it is."""
         self.lib, self._digest = None, ""
-        self._fp8_ready.clear()
+        self._ready.clear()
         self._fp8_left.clear()
         self._fused.clear()
         self._decisions.clear()
@@ -84,9 +85,9 @@ class Served:
         from ..torch.layers import choose
 
         found, reason = choose(self.lib, signature)
-        if found is not None and found.key() not in self._fp8_ready:
+        if found is not None and found.key() not in self._ready:
             self._preload({found.key()})  # now, as later there is no way back
-            self._fp8_ready.add(found.key())
+            self._ready.add(found.key())
         return reason
 
     def decide(self, method: Any, layer: Any) -> None:
@@ -107,10 +108,13 @@ class Served:
 
     def _take(self, layer: Any, decision: Any) -> None:
         """Let a layer be called as was decided."""
+        from .linears import overlap_of
+
         number = self._number()
         for name, key in ((PLAIN, decision.plain), (_BIASED, decision.biased)):
             if key:
                 setattr(layer, name, number)
+                setattr(layer, name + OVERLAP, overlap_of(key))
                 setattr(layer, _DTYPE, layer.weight.dtype)
         self._decisions[layer] = decision
 
@@ -138,18 +142,24 @@ class Served:
 
         The parameters are those of `activations.mlps`.
         """
+        from . import gated
         from .activations import EPILOGUE, mlps
-        from .linears import fused
+        from .linears import fused, overlap_of
 
         assert self.lib is not None
         for mlp in mlps(model, silu_and_mul, besides):
             layer, decision = mlp.gate_up, self._decisions.get(mlp.gate_up)
             if decision is None or not hooks.is_hooked(type(layer.quant_method), "apply"):
                 continue
-            if key := fused(self.lib, layer, decision, EPILOGUE):
+            decision = fused(self.lib, layer, decision, EPILOGUE)
+            if decision.fused:
                 setattr(layer, _FUSED, self._number())
+                setattr(layer, _FUSED + OVERLAP, overlap_of(decision.fused))
                 setattr(layer, _DTYPE, layer.weight.dtype)
-                self._decisions[layer] = dataclasses.replace(decision, fused=key)
+                if decision.apart:
+                    setattr(layer, _APART, (overlap_of(decision.plain), gated.flat(decision.apart)))
+                    gated.use(self._number(), mlp.kernel)
+                self._decisions[layer] = decision
                 self._fused.append(mlp)
                 mlp.leave_to_gemm()
 
@@ -170,37 +180,41 @@ class Served:
         """Of the `apply` of 16-bit layers: what torch.compile traces, so no more than attributes, and the operator."""
         from ..torch.operator import GEMM  # the server has imported torch by now
         from .activations import EPILOGUE, swiglu
+        from .gated import GATED
 
         def apply(method: Any, layer: Any, x: Any, bias: Any = None) -> Any:
             number = getattr(layer, _FUSED, None)
             if number is not None:
                 if x.dim() < 2 or x.dtype != getattr(layer, _DTYPE):
                     return swiglu(computed(method, layer, x, bias))
-                return GEMM(number, x.contiguous(), layer.weight, epilogue=EPILOGUE)
-            number = getattr(layer, PLAIN if bias is None else _BIASED, None)
+                overlap, apart = getattr(layer, _FUSED + OVERLAP), getattr(layer, _APART, None)
+                if apart is not None:
+                    return GATED(number, x.contiguous(), layer.weight, EPILOGUE, overlap, *apart)
+                return GEMM(number, x.contiguous(), layer.weight, epilogue=EPILOGUE, overlap=overlap)
+            way = PLAIN if bias is None else _BIASED
+            number = getattr(layer, way, None)
             if number is None or x.dim() < 2 or x.dtype != getattr(layer, _DTYPE):
                 return computed(method, layer, x, bias)
-            return GEMM(number, x.contiguous(), layer.weight, bias=bias)
+            return GEMM(number, x.contiguous(), layer.weight, bias=bias, overlap=getattr(layer, way + OVERLAP))
 
         return apply
 
     # --- it does not ---
 
     def _give_up(self, error: Exception) -> None:
-        """Let the server compute every layer that was not quantised, which it still can: nothing was traced yet."""
-        from .linears import FP8
-
+        """Let the server compute every layer that it still can: nothing was traced yet."""
         self.lib = None
         for mlp in self._fused:
             mlp.restore()
         for layer, decision in list(self._decisions.items()):
-            if decision.kind != FP8:  # whose kernels are loaded
+            if not decision.binding:  # or its kernels are loaded
                 self._leave(layer)
         self.refuse(error)
 
     def _leave(self, layer: Any) -> None:
         """Let the server compute a layer."""
-        for name in (PLAIN, _BIASED, _DTYPE, _FUSED):
+        ways = [way + of for way in (PLAIN, _BIASED, _FUSED) for of in ("", OVERLAP)]
+        for name in (*ways, _DTYPE, _APART):
             if name in vars(layer):
                 delattr(layer, name)
         self._decisions.pop(layer, None)

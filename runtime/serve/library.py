@@ -132,6 +132,13 @@ class Library(GemmCalls, OperationCalls):
             raise ArgumentError(f"signature must be one or its key, as `aot ls` lists them, found {signature!r:.200}")
         return self._now.entries_of(wanted.operation).entry(wanted)
 
+    def is_tuned(self, signature: AnySignature) -> bool:
+        """Whether what serves `signature` on this GPU was tuned; False where nothing does. Raises as `entry` does but
+        for that."""
+        self._refuse_if_closed()
+        entry = self._now.entries_of(signature.operation).find(signature)
+        return entry is not None and entry.state == "tuned"
+
     def checked(self, entry: AnyEntry) -> bool:
         """Whether the functions of an entry of this library were found right on a GPU: it is tuned, or predicted by a
         universal table whose functions were checked."""

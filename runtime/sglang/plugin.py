@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ArgumentError
-from ..plugin.served import PLAIN, Served, check_version, words
+from ..plugin.served import OVERLAP, PLAIN, Served, check_version, words
 from ..serve.library import Library
 from ..serve.load import load
 from . import hooks
@@ -96,7 +96,8 @@ class Plugin(Served):
             if number is None or hidden_states.dim() < 2:
                 return computed(processor, hidden_states, lm_head, embedding_bias)
             weight = lm_head.weight
-            return GEMM(number, hidden_states.to(weight.dtype).contiguous(), weight)
+            x = hidden_states.to(weight.dtype).contiguous()
+            return GEMM(number, x, weight, overlap=getattr(lm_head, PLAIN + OVERLAP))
 
         return _compute_lm_head
 
@@ -168,7 +169,7 @@ class Plugin(Served):
                 fp8.take(layer, self._number(), signature, dtype)
         except Exception as error:  # whatever it is, SGLang computes the layer
             reason = words(error)
-        self._decisions[layer] = Decision(FP8, key, reason=reason)
+        self._decisions[layer] = Decision(FP8, key, reason=reason, binding=True)
 
     def _decide_experts(self, layer: Any, dtype: Any) -> None:
         from ..plugin.experts import left

@@ -36,7 +36,7 @@ _TABLE_FIELDS = frozenset({"schema", "gpus", "entries"})
 _TABLE_ABSENT = frozenset({"gpus"})
 _GPU_FIELDS = frozenset({"name", "multiprocessors", "memory_gbps"})
 # Of an entry: what may be absent is null or empty then, and is not written where it is.
-_ABSENT = frozenset({"gpu", "invariant", "torch_faster", "candidates", "timings"})
+_ABSENT = frozenset({"gpu", "invariant", "torch_faster", "apart", "candidates", "timings"})
 _FIELDS = frozenset({"signature", "target", "state", "functions", "ranges"}) | _ABSENT
 
 
@@ -50,8 +50,9 @@ class Entry(NamedTuple):
     `names` are its functions, which the rest counts from 0: `chosen[i]` serves M up to `bounds[i]`, and the last of
     `chosen`, which has no bound, every larger M. `invariant` is the same, bounds and then functions, for callers who
     want equal bits at every M, which all of its functions give; None if there is none. `torch_faster` has the first and
-    the last M (None: no last) of where torch was measured to be faster. `ranked` lists, for M values that were looked
-    at, functions from best to worst. `timings` is where the choice comes from, and opaque here.
+    the last M (None: no last) of where torch was measured to be faster; `apart`, of where the same product without the
+    activation, and the activation after it, were, among a layer's other kernels. `ranked` lists, for M values that were
+    looked at, functions from best to worst. `timings` is where the choice comes from, and opaque here.
     """
 
     signature: Any  # of the operation whose table it is
@@ -63,6 +64,7 @@ class Entry(NamedTuple):
     chosen: tuple[int, ...]
     invariant: tuple[tuple[int, ...], tuple[int, ...]] | None
     torch_faster: tuple[tuple[int, int | None], ...]
+    apart: tuple[tuple[int, int | None], ...]
     ranked: tuple[tuple[int, tuple[int, ...]], ...]
     timings: tuple[Any, ...]
 
@@ -116,6 +118,7 @@ class Entry(NamedTuple):
             chosen=chosen,
             invariant=(bounds, chosen),
             torch_faster=(),
+            apart=(),
             ranked=(),
         )
 
@@ -164,6 +167,7 @@ def _write_entry(entry: Entry, gpus: Mapping[Gpu, int]) -> dict[str, Any]:
         "gpu": None if entry.gpu is None else gpus[entry.gpu],
         "invariant": None if entry.invariant is None else _write_ranges(*entry.invariant),
         "torch_faster": [list(pair) for pair in entry.torch_faster],
+        "apart": [list(pair) for pair in entry.apart],
         "candidates": [[m, list(indexes)] for m, indexes in entry.ranked],
         "timings": list(entry.timings),
     }
@@ -240,7 +244,8 @@ def _read_entry(obj: Any, number: int, gpus: Sequence[Gpu], targets: Mapping[str
         bounds,
         chosen,
         invariant,
-        _read_torch_faster(obj.get("torch_faster", []), f"{where} torch_faster"),
+        _read_intervals(obj.get("torch_faster", []), f"{where} torch_faster"),
+        _read_intervals(obj.get("apart", []), f"{where} apart"),
         ranked,
         tuple(table_list(obj.get("timings", []), f"{where} timings")),
     )
@@ -316,7 +321,7 @@ def _read_ranked(obj: Any, count: int, where: str) -> tuple[tuple[int, tuple[int
     return tuple(zip(tokens, map(tuple, ranked), strict=True))
 
 
-def _read_torch_faster(obj: Any, where: str) -> tuple[tuple[int, int | None], ...]:
+def _read_intervals(obj: Any, where: str) -> tuple[tuple[int, int | None], ...]:
     columns = _columns(obj, "[m_min, m_max]", where)
     if not columns:
         return ()

@@ -13,7 +13,20 @@ from typing import NamedTuple
 import torch
 
 from ..errors import ArgumentError
-from ..numbers.weights import BLOCK_ROWS, FORMATS, INT4_ZERO, WeightFormat, arrange_codes, arrange_scales
+from ..numbers.packed import unpack
+from ..numbers.weights import (
+    BLOCK_COLUMNS,
+    BLOCK_ROWS,
+    FORMATS,
+    INT4_ZERO,
+    LANES,
+    WORDS,
+    WeightFormat,
+    arrange_codes,
+    arrange_scales,
+    codes_of,
+    scales_of,
+)
 
 _MXFP4, _INT4 = FORMATS["mxfp4_weight"], FORMATS["int4_weight"]
 _UE8M0_OF_ONE, _LARGEST_UE8M0 = 127, 254
@@ -84,6 +97,43 @@ def _prepare_experts(packed: torch.Tensor, scales: torch.Tensor, layout: str) ->
     return PreparedWeight(*(whole.view(of.dtype) for whole, of in zip(raw, first, strict=True)))
 
 
+def prepare_in_place(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> PreparedWeight:
+    """The same of experts' weights, in the memory of `packed` (experts, ...) and `scales`, both contiguous; they lose a
+    checkpoint's numbers; no more than one expert's are spread out at a time.
+
+    Raises:
+        ArgumentError: as `prepare_weight`; nothing was written.
+    """
+    first = prepare_weight(packed[0], scales[0], layout)
+    check_scales(scales, layout)  # or the last expert's would be refused when others are written
+    found = [x.view(torch.uint8).view(len(x), *of.shape) for x, of in zip((packed, scales), _bytes(first), strict=True)]
+    for expert in range(len(scales)):
+        one = first if expert == 0 else prepare_weight(packed[expert], scales[expert], layout)
+        for whole, of in zip(found, _bytes(one), strict=True):
+            whole[expert] = of
+    return PreparedWeight(*(x.view(of.dtype) for x, of in zip(found, first, strict=True)))
+
+
+def widened(weight: PreparedWeight) -> torch.Tensor:
+    """A prepared weight as numbers in bf16, (N, K), or (experts, N, K); for where no kernel reads it as it is."""
+    if weight.b.ndim > _MATRIX:
+        experts, n, units = weight.b.shape
+        whole = weight.scale_b.new_empty((experts, n, 2 * units), dtype=torch.bfloat16)
+        for expert, (b, scale_b) in enumerate(zip(*_bytes(weight), strict=True)):
+            whole[expert] = widened(PreparedWeight(b.view(weight.b.dtype), scale_b.view(weight.scale_b.dtype)))
+        return whole
+    form = _MXFP4 if weight.b.dtype == torch.float4_e2m1fn_x2 else _INT4
+    (n, units), words = weight.b.shape, weight.b.view(torch.uint8).view(torch.int32)
+    codes = codes_of(words.view(2 * units // BLOCK_COLUMNS, n // BLOCK_ROWS, LANES, WORDS), form)
+    if form is _MXFP4:
+        pairs = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8).view(torch.float4_e2m1fn_x2)
+        numbers = unpack(torch, pairs, "e2m1", torch.float32)
+    else:
+        numbers = (codes - INT4_ZERO).float()
+    scales = scales_of(weight.scale_b.float() * 2.0**-form.scale_exponent, form)
+    return (numbers * scales.repeat_interleave(form.group, 1)).to(torch.bfloat16)
+
+
 def _bytes(weight: PreparedWeight) -> tuple[torch.Tensor, torch.Tensor]:
     """Both tensors as bytes, which torch copies whatever they are of."""
     return weight.b.view(torch.uint8), weight.scale_b.view(torch.uint8)
@@ -146,20 +196,33 @@ _LAYOUTS: dict[str, tuple[WeightFormat, Callable[..., tuple[torch.Tensor, torch.
 }
 
 
-def _as_kernels_have_them(scales: torch.Tensor, form: WeightFormat) -> torch.Tensor:
-    """Scales times their power of two."""
+def check_scales(scales: torch.Tensor, layout: str) -> None:
+    """Read a checkpoint's scales, of one weight or of many.
+
+    Raises:
+        ArgumentError: they are too large for a kernel.
+    """
+    _check_scales(scales, _LAYOUTS[layout][0])
+
+
+def _check_scales(scales: torch.Tensor, form: WeightFormat) -> None:
     if form is _MXFP4:
-        largest = int(scales.max())
+        largest = int(scales.view(torch.uint8).max())
         if largest + form.scale_exponent > _LARGEST_UE8M0:
             raise ArgumentError(
                 f"a scale of mxfp4 is 2^{largest - _UE8M0_OF_ONE} or not a number; kernels take them below "
                 f"2^{math.log2(form.limit):.0f}: is `scales` what it should be?"
             )
-        return (scales.to(torch.int32) + form.scale_exponent).to(torch.uint8).view(torch.float8_e8m0fnu)
-    found = scales.to(torch.bfloat16)
-    if not bool((found.abs() < form.limit).all()):
+    elif not bool((scales.to(torch.bfloat16).abs() < form.limit).all()):
         raise ArgumentError(
-            f"a scale of int4 is {float(found.abs().max())} or not a number; kernels take them below {form.limit:.0f}: "
-            "is `scales` what it should be?"
+            f"a scale of int4 is {float(scales.abs().max())} or not a number; kernels take them below "
+            f"{form.limit:.0f}: is `scales` what it should be?"
         )
-    return found * 2.0**form.scale_exponent
+
+
+def _as_kernels_have_them(scales: torch.Tensor, form: WeightFormat) -> torch.Tensor:
+    """Scales times their power of two."""
+    _check_scales(scales, form)
+    if form is _MXFP4:
+        return (scales.to(torch.int32) + form.scale_exponent).to(torch.uint8).view(torch.float8_e8m0fnu)
+    return scales.to(torch.bfloat16) * 2.0**form.scale_exponent

@@ -37,30 +37,46 @@ def base() -> type:
 def decision(lib: Library, method: Any, layer: Any) -> ExpertsDecision:
     """What becomes of a layer of experts whose weights are loaded, and whose kernel vLLM has chosen but not made."""
     moe, chosen = method.moe, method.experts_cls
-    gate = _GATES.get(getattr(layer.activation, "name", ""))
     reasons = {
         f"vLLM computes them by {getattr(chosen, '__name__', chosen)}": chosen is not base() and not is_ours(chosen),
-        f"moe_backend is {moe.moe_backend!r}": moe.moe_backend != "auto",
-        "of LoRA": moe.is_lora_enabled,
-        f"activation {getattr(layer.activation, 'name', layer.activation)}": gate is None,
-        "the gate has limits of its own": any(getattr(layer, name, None) is not None for name in _LIMITS),
         "weights in fp8 have no scales of blocks of 128": _is_fp8(method) and method.weight_block_size != [128, 128],
         "tokens have static scales": getattr(layer, "w13_input_scale", None) is not None,
     }
-    reason = next((words for words, found in reasons.items() if found), "")
-    if reason or gate is None:
+    if reason := problem(method, layer) or next((words for words, found in reasons.items() if found), ""):
         return left(reason)
     tokens = moe.in_dtype if _is_fp8(method) else layer.w13_weight.dtype
-    biases, scales = _biases(method, layer), _scales(method, layer)
-    weighed = "before" if layer.apply_router_weight_on_input else "output"
-    weights = ExpertWeights(layer.w13_weight, layer.w2_weight, tokens, biases, scales, weighed)
-    return decide(lib, weights, layer.top_k, gate, layer.expert_map)
+    weights = ExpertWeights(
+        layer.w13_weight, layer.w2_weight, tokens, biases_of(method, layer), _scales(method, layer), weighed(layer)
+    )
+    return decide(lib, weights, layer.top_k, gate_of(layer), layer.expert_map)
+
+
+def problem(method: Any, layer: Any) -> str:
+    """Why no launches compute these experts, whatever their weights are; empty if some may."""
+    moe = method.moe
+    reasons = {
+        f"moe_backend is {moe.moe_backend!r}": moe.moe_backend != "auto",
+        "of LoRA": moe.is_lora_enabled,
+        f"activation {getattr(layer.activation, 'name', layer.activation)}": not gate_of(layer),
+        "the gate has limits of its own": any(getattr(layer, name, None) is not None for name in _LIMITS),
+    }
+    return next((words for words, found in reasons.items() if found), "")
+
+
+def gate_of(layer: Any) -> str:
+    """The epilogue that is a layer's activation; empty if none is."""
+    return _GATES.get(getattr(layer.activation, "name", ""), "")
+
+
+def weighed(layer: Any) -> str:
+    """Where router weights are multiplied with, as `ExpertWeights` says it."""
+    return "before" if layer.apply_router_weight_on_input else "output"
 
 
 def launches(lib: Library, method: Any, layer: Any) -> Launches:
     """Those of a layer that was taken."""
-    of = _biases(method, layer), _scales(method, layer), layer.apply_router_weight_on_input
-    return Launches(lib, _GATES[layer.activation.name], *of)
+    of = biases_of(method, layer), _scales(method, layer), layer.apply_router_weight_on_input
+    return Launches(lib, gate_of(layer), *of)
 
 
 def _is_fp8(method: Any) -> bool:
@@ -74,7 +90,7 @@ def _scales(method: Any, layer: Any) -> tuple[Any, ...]:
     return tuple(getattr(layer, f"{name}_weight_scale_inv").data for name in ("w13", "w2"))
 
 
-def _biases(method: Any, layer: Any) -> tuple[Any, ...]:
+def biases_of(method: Any, layer: Any) -> tuple[Any, ...]:
     """Those of w13 and w2, or none; on ranks of tensor parallelism that add none, vLLM has w2's made of zeros."""
     return (layer.w13_bias, layer.w2_bias) if method.moe.has_bias else ()
 
@@ -149,19 +165,22 @@ def ours(triton: type, log: logging.Logger) -> type:
         ) -> None:
             config = activation, global_num_experts, expert_map, a1q_scale, a2_scale
             rest = workspace13, workspace2, expert_tokens_meta, apply_router_weight_on_input
-            instead = functools.partial(
-                super().apply, output, hidden_states, w1, w2, topk_weights, topk_ids, *config, *rest
-            )
+            launches, theirs = self.launches, super().apply
+
+            def instead() -> None:
+                weights = (w1, w2) if launches is None else launches.wide(w1, w2)
+                theirs(output, hidden_states, *weights, topk_weights, topk_ids, *config, *rest)
+
             self._combine = None
-            if self.launches is None:
+            if launches is None:
                 return instead()
             buffers = Buffers(workspace2, workspace13)
             try:
-                made = self.launches.make(hidden_states, w1, w2, topk_ids, topk_weights, expert_map, buffers)
+                made = launches.make(hidden_states, w1, w2, topk_ids, topk_weights, expert_map, buffers)
             except (KernelMiss, ArgumentError) as error:
                 _say_once(log, _words(error))
                 return instead()
-            self._combine = combined(self.launches, made, instead)
+            self._combine = combined(launches, made, instead)
 
     marks.mark(CuteAotExperts)
     return CuteAotExperts

@@ -43,6 +43,11 @@ EXPERTS_LOADED = Hook(
 )
 # And where a model is quantised.
 FP8_EXPERTS_LOADED = Hook(f"{_LAYERS}.quantization.fp8", "Fp8MoEMethod", "process_weights_after_loading", _LOADED)
+_MXFP4 = f"{_LAYERS}.quantization.mxfp4"
+MXFP4_EXPERTS_LOADED = tuple(
+    Hook(_MXFP4, owner, "process_weights_after_loading", _LOADED)
+    for owner in ("GptOssMxfp4MoEMethod", "Mxfp4MoEMethod")
+)
 MODEL_LOADED = Hook("vllm.v1.worker.gpu_worker", "Worker", "load_model", ("self", "load_dummy_weights"))
 
 # Wrapped in a worker that is recorded, with `MODEL_LOADED`. Requests begin when it is warm.
@@ -68,7 +73,7 @@ STEP_V2 = Hook(
 STEPS = (STEP_V1, STEP_V2)
 
 _SERVING = LINEAR_LOADED, LINEAR, HEAD_LOADED, HEAD, EXPERTS_LOADED, FP8_EXPERTS_LOADED, MODEL_LOADED
-HOOKS = (WORKER, CACHE_KEY, *_SERVING, WARM, SHUTDOWN, LOGITS, *STEPS)
+HOOKS = (WORKER, CACHE_KEY, *_SERVING, *MXFP4_EXPERTS_LOADED, WARM, SHUTDOWN, LOGITS, *STEPS)
 
 # Of the classes that the plugin's fp8 GEMMs are derived from; looked at where a model is quantised.
 _FP8 = "vllm.model_executor.kernels.linear"
@@ -113,6 +118,22 @@ FILLED_EXPERTS = (
     REDUCE,
 )
 
+# What makes a kernel of a class of experts whose weights have 16 bits, which the plugin's are to vLLM where it prepared
+# weights of 4 bits; and how it is told of biases.
+MAKE_KERNEL = Hook(
+    f"{_MOE}.oracle.unquantized",
+    "",
+    "make_unquantized_moe_kernel",
+    ("quant_config", "moe_config", "backend", "experts_cls", "routing_tables"),
+)
+DESCRIBE = Hook(
+    f"{_MOE}.config",
+    "",
+    "biased_moe_quant_config",
+    ("w1_bias", "w2_bias", "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit"),
+)
+MADE = MAKE_KERNEL, DESCRIBE
+
 # Of the activation that GEMMs of gates may compute; looked at where a model has one.
 ACTIVATION = Hook(f"{_LAYERS}.activation", "SiluAndMul", "forward_native", ("x",))
 # Of the model that was loaded.
@@ -147,8 +168,13 @@ READ = {
     ),
     f"{_MOE}.config": tuple(
         f"FusedMoEConfig.{name}"
-        for name in ("moe_backend", "is_lora_enabled", "has_bias", "experts_per_token", "in_dtype")
-    ),
+        for name in (
+            *("moe_backend", "is_lora_enabled", "has_bias", "experts_per_token", "in_dtype"),
+            "moe_parallel_config",
+        )
+    )
+    + ("FusedMoEParallelConfig.enable_eplb",),
+    f"{_MOE}.oracle.unquantized": ("UnquantizedMoeBackend.TRITON",),
     f"{_MOE}.activation": tuple(f"MoEActivation.{name}" for name in ("SILU", "GELU", "GELU_TANH", "SWIGLUOAI")),
     _FP8: tuple(FP8_LISTS),
     _SCALED: tuple(

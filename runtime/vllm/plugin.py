@@ -5,6 +5,7 @@ Whatever goes wrong before a model runs is one line of the log, and vLLM's own k
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import logging
@@ -157,9 +158,17 @@ class Plugin(Served):
 
             return process_weights_after_loading
 
+        def around_packed(loaded: Callable[..., None]) -> Callable[..., None]:
+            def process_weights_after_loading(method: Any, layer: Any) -> None:
+                if not self.take_packed_experts(method, layer):
+                    loaded(method, layer)
+
+            return process_weights_after_loading
+
         try:
             methods = [hooks.EXPERTS_LOADED, *([hooks.FP8_EXPERTS_LOADED] if quantised else [])]
-            hooks.install(dict.fromkeys(methods, around_loaded))
+            packed = dict.fromkeys(hooks.MXFP4_EXPERTS_LOADED if quantised else (), around_packed)
+            hooks.install(dict.fromkeys(methods, around_loaded) | packed)
         except Exception as error:  # whatever importing another release of vLLM raises
             return words(error)
         return ""
@@ -194,7 +203,7 @@ class Plugin(Served):
         from .fp8 import wanted
 
         assert self.lib is not None  # it was asked before
-        self._decisions[gemm] = Decision(FP8, wanted(config).key())
+        self._decisions[gemm] = Decision(FP8, wanted(config).key(), binding=True)
         return self._number()
 
     def choose_experts(self, method: Any, layer: Any) -> None:
@@ -233,6 +242,34 @@ class Plugin(Served):
             self._launching.append(made)
         except Exception as error:
             self._decisions[layer] = left(words(error))
+
+    def take_packed_experts(self, method: Any, layer: Any) -> bool:
+        """Whether the archive computes experts whose weights are in place in 4 bits, which are then prepared for it; if
+        not, vLLM is to go on, and lay them out as its own kernels read them."""
+        from ..plugin.experts import left
+        from . import packed_experts as packed
+
+        try:
+            packed.restore(method)
+            if self.lib is None or self._experts_left:
+                return False
+            weights = packed.weights_of(method, layer)
+            found = packed.decision(self.lib, method, layer, weights)
+            self._decisions[layer] = found
+            if not found.keys:
+                return False
+            for rows, of in found.keys_by_rows().items():
+                if not of <= self._ready:
+                    self._preload(of, rows)  # now, as later there is no way back
+                    self._ready |= of
+            weights.check()
+            kernel, described = packed.kernel_of(method, layer, _log)
+        except Exception as error:  # a layer that is not as it is known
+            self._decisions[layer] = left(words(error))
+            return False
+        self._decisions[layer] = dataclasses.replace(found, binding=True)
+        packed.take(self.lib, method, layer, weights, kernel, described)
+        return True
 
     def _note_other_experts(self, model: Any) -> None:
         """Note layers of experts that nobody asked about, such as quantised ones."""

@@ -12,6 +12,7 @@ from .base import CACHE, Peer, PeerError, PeerMissing, Settings, guarded, writte
 # Module and class of each peer, in the order in which results show them.
 PEERS = {
     "deep_gemm": ("deep_gemm", "DeepGemm"),
+    "marlin": ("marlin", "Marlin"),
     "operators": ("operators", "Operators"),
     "quack": ("quack_kernels", "Quack"),
     "triton": ("triton_inductor", "TritonInductor"),

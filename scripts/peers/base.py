@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from report import version
@@ -71,7 +71,7 @@ class Allocating:
     Outputs are kept until the next launch over the same operands, so that they rotate as operands do.
     """
 
-    compute: Callable[[OperandSet], torch.Tensor]
+    compute: Callable[[Any], torch.Tensor]  # of an operand set of any operation
     kept: dict[int, torch.Tensor]
 
     def __call__(self, o: OperandSet) -> None:

@@ -14,6 +14,7 @@ import torch
 import runtime.torch as aot
 from aot.tune.gemm.prepared_weights import dequantised
 from runtime import ArgumentError
+from runtime.torch.weights import prepare_in_place, widened
 
 from .on_cpu import ExpertsOnCpu, experts, library
 
@@ -142,6 +143,26 @@ def test_packed_weights_and_scales_of_other_experts_are_refused() -> None:
         aot.prepare_weight(blocks[0, 0], scales, "mxfp4")
     with pytest.raises(ArgumentError, match="N in multiples of 16"):
         aot.prepare_weight(blocks[:, :40], scales[:, :40], "mxfp4")
+
+
+@pytest.mark.parametrize("word", ["mxfp4_weight", "int4_weight"])
+def test_prepared_weights_are_widened_to_the_numbers_that_kernels_read(word: str) -> None:
+    for weight in tensors(word, k=256)[1:3]:
+        assert torch.equal(widened(weight).float(), numbers(weight, word))
+
+
+def test_weights_are_prepared_where_they_lie_or_left_as_they_are() -> None:
+    blocks, scales = checkpoint(2 * N, K, 0)
+    packed, of = blocks.flatten(2).clone(), scales.clone()
+    of[-1, -1, -1] = 160
+    with pytest.raises(ArgumentError, match=r"a scale of mxfp4 is 2\^33"):
+        prepare_in_place(packed, of, "mxfp4")
+    assert torch.equal(packed, blocks.flatten(2))
+    of.copy_(scales)
+    found, wanted = prepare_in_place(packed, of, "mxfp4"), aot.prepare_weight(blocks, scales, "mxfp4")
+    for mine, theirs, memory in zip(found, wanted, (packed, of), strict=True):
+        assert (mine.shape, mine.dtype, mine.data_ptr()) == (theirs.shape, theirs.dtype, memory.data_ptr())
+        assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
 
 
 def test_grouped_gemm_is_an_operator_for_prepared_weights_too(lib: ExpertsOnCpu) -> None:

@@ -74,6 +74,9 @@ CASES = (
     Case(Grouped("bf16", "e2m1", "bf16", 5, 288, 320, "swiglu", scaling="mxfp4_weight"), 40),
     Case(Grouped("bf16", "u4", "bf16", 5, 144, 384, "bias", scaling="int4_weight"), 61),
     Case(_gemm("bf16", "bf16", "bf16", 272, 328, epilogue="swiglu_clamped"), 33),
+    # So much of K that rings of stages go around, with loads of a few times as much under way.
+    Case(_gemm("bf16", "e2m1", "bf16", 16, 3264, scaling="mxfp4_weight"), 9),
+    Case(Grouped("bf16", "e2m1", "bf16", 2, 16, 3264, scaling="mxfp4_weight"), 9),
 )
 
 

@@ -195,6 +195,7 @@ class Machine:
         self.multiprocessors: int = multiprocessors
         self.rng = random.Random(seed)
         self.pending: list[Callable[[], None]] = []  # what may be done at any time
+        self.newest = 0.0  # how often the newest of these is done first
         self.grid = Grid((1, 1, 1), (32, 1, 1), (1, 1, 1), 0, ())
         self.parameters = b""
         self.steps = self.idle = 0
@@ -227,6 +228,7 @@ class Machine:
             offsets.append(len(data))
             data += value
         self.grid, self.parameters, self.steps = grid, data, 0
+        self.newest = self.rng.choice((0.0, 0.9))
         self._maps.clear()
         self._sms.clear()
         code = Code(kernel, offsets)
@@ -254,9 +256,11 @@ class Machine:
     def _work(self, rng: random.Random) -> bool:
         """Do something that may be done at any time; whether there was something."""
         pipes = [cta.pipe for cta in self._ctas if cta.pipe]
-        choice = rng.randrange(len(self.pending) + len(pipes)) if self.pending or pipes else -1
-        if choice < 0:
+        if not self.pending and not pipes:
             return False
+        choice = rng.randrange(len(self.pending) + len(pipes))
+        if self.pending and rng.random() < self.newest:  # loads end in any order, the first of many perhaps last
+            choice = len(self.pending) - 1
         (self.pending.pop(choice) if choice < len(self.pending) else pipes[choice - len(self.pending)].pop(0))()
         return True
 

@@ -91,22 +91,26 @@ def _legend(changed: list[dict[str, Any]]) -> Iterator[str]:
         yield "bits: what serves callers who want equal bits"
     if "torch faster" in what:
         yield "torch: where it is faster"
+    if "apart" in what:
+        yield "apart: where the activation is faster in a kernel of its own"
 
 
 def _print_ranges(row: dict[str, Any]) -> None:
     """The ranges of M in which an entry changed; nothing of one that changed in none."""
     tables = [(["M", "old", "new", "choices of the new"], row["choices"])]
     tables.append((["equal bits at M", "old", "new", "choices of the new"], row["equal_bits"]))
-    if not any(choices for _, choices in tables) and row["torch_faster"] is None:
+    intervals = {"torch is": row["torch_faster"], "the activation apart is": row["apart"]}
+    if not any(choices for _, choices in tables) and not any(intervals.values()):
         return
     print()
     print_wrapped(", ".join(filter(None, [",".join(row["names"]) or row["signature"], row["target"], _kind(row)])))
     for header, choices in tables:
         if choices:
             print_fitted(header, [_choice(choice) for choice in choices], right={0})
-    if row["torch_faster"] is not None:
-        old, new = (", ".join(interval({"m_min": a, "m_max": b}) for a, b in of) for of in row["torch_faster"])
-        print_wrapped(f"torch is faster at M = {old or 'none'} -> {new or 'none'}")
+    for what, both in intervals.items():
+        if both is not None:
+            old, new = (", ".join(interval({"m_min": a, "m_max": b}) for a, b in of) for of in both)
+            print_wrapped(f"{what} faster at M = {old or 'none'} -> {new or 'none'}")
 
 
 def _choice(choice: dict[str, Any]) -> list[str]:

@@ -47,6 +47,10 @@ def from_config(
     fuse: Annotated[
         bool, typer.Option("--fuse", help="Take the MLP's activation into gate_up, residuals into o and down.")
     ] = False,
+    in_graph: Annotated[
+        bool,
+        typer.Option("--in-graph", help="Add overlapping and fused layers, for `aot tune --in-graph` to choose."),
+    ] = False,
     model: Annotated[str | None, typer.Option(help="The model's name. Default: from --source or CONFIG.")] = None,
     source: Annotated[str | None, typer.Option(help="Where the config is from. Default: the file's name.")] = None,
     output: ManifestOutput = None,
@@ -67,7 +71,7 @@ def from_config(
     text = dump(
         manifest_from_config(
             load_config(config),
-            Wanted(tp, counts, target or None, dtype, scaling, fuse, ep, experts),
+            Wanted(tp, counts, target or None, dtype, scaling, fuse, ep, experts, in_graph),
             source=source or printable(config.name),
             model=model,
             named_after=source or printable(str(config.resolve())),

@@ -81,6 +81,9 @@ def print_entry(entry: dict[str, Any], short_names: dict[str, str]) -> None:
     if entry["torch_faster"]:
         ranges = ", ".join(interval(row) for row in entry["torch_faster"])
         print_wrapped(f"torch was faster at M = {ranges}: {faster_with_torch(entry)} that were measured", rest="  ")
+    if entry["apart"]:
+        ranges = ", ".join(interval(row) for row in entry["apart"])
+        print_wrapped(f"faster with the activation in a kernel of its own at M = {ranges}", rest="  ")
     for environment in entry["tuning"]:
         print_wrapped(environment_words(environment), rest="  ")
     print("\nof the entry itself, which serves nothing:" if entry["instead"] else "")

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ...tune.options import MAX_SEED, TuneOptions
+from ...tune.options import MAX_CONTEXT, MAX_SEED, GraphOptions, TuneError, TuneOptions
 from ..arguments import Force, Json, Output, count, examples
 from ..exit_status import INTERRUPTED, Stop
 from ..inputs import open_archive, refuse_outputs
+from ..layout import print_fitted
 from ..output import require_replaceable
 from ..progress import Progress
 from ..streams import print_json, say, warn
@@ -20,6 +21,7 @@ from ..streams import print_json, say, warn
 EXAMPLES = examples(
     "aot tune candidates.aot -o model.aot",
     "aot tune candidates.aot -o model.aot --finalists 8 --repeats 9",
+    "aot tune model.aot -o served.aot --in-graph",
     "aot tune norms.aot -o checked.aot --spec SPEC",
 )
 
@@ -51,19 +53,36 @@ def command(
     history: Annotated[
         bool, typer.Option(help="Keep in OUT what was measured and rejected, for people to read; servers skip it.")
     ] = TuneOptions.history,
+    in_graph: Annotated[
+        bool,
+        typer.Option(
+            "--in-graph",
+            help="Choose where layers of an IN that was tuned overlap and fuse, in a replay of decode steps.",
+        ),
+    ] = False,
+    context: Annotated[
+        int, typer.Option(min=1, max=MAX_CONTEXT, help="With --in-graph: tokens in the cache of each sequence.")
+    ] = GraphOptions.context,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Measure candidates on this machine's GPUs, all of them at a time, and keep the fastest. IN stays as it is.
 
     Where IN was tuned on another kind of GPU, what is fastest on this kind is added. Killed, the same command goes on.
-    With --spec, check functions of your own instead.
+    With --spec, check functions of your own instead; with --in-graph, measure whole layers.
     """
     refuse_outputs(output, [source, *([spec] if spec else ())])
     require_replaceable(output, force)
     options = TuneOptions(finalists, repeats, seed, sustained, tolerance, history)
     with open_archive(source) as opened:
         opened.check_blocks()  # before torch is imported, which takes seconds
+    if in_graph:
+        if spec is not None:
+            raise TuneError("--in-graph and --spec do not go together; leave one of them out")
+        found = tune_in_graph(source, output, GraphOptions(context, seed=seed), as_json)
+        if as_json:
+            print_json({"archive": str(output), "in_graph": found})
+        return
     if spec is not None:
         checked = check_functions(source, output, spec, options, as_json)
         if as_json:
@@ -116,6 +135,35 @@ def tune_archive(source: Path, destination: Path, options: TuneOptions, as_json:
         "forms": report.forms,
         "environment": report.environment,
     }
+
+
+def tune_in_graph(source: Path, destination: Path, options: GraphOptions, as_json: bool) -> list[dict[str, Any]]:
+    """Choose in a replay of decode steps where layers overlap and fuse; what `--json` prints of it."""
+    from ...problem.ways import PARTS
+    from ...tune import in_graph
+    from ...tune.block import described
+
+    with Progress("tuning") as progress:
+        try:
+            report = in_graph.tune_in_graph(source, destination, options, progress.update)
+        except KeyboardInterrupt:
+            raise Stop(f"interrupted; {destination} is what it was", INTERRUPTED) from None
+    found: list[dict[str, Any]] = [
+        {"model": block.model, "steps": [described(block, at) for at in seen], "environment": report.environment}
+        for block, seen in report.seen
+    ]
+    if not as_json:
+        for of in found:
+            uniform = list(dict.fromkeys(name for at in of["steps"] for name in at["uniform"]))
+            rows = [
+                [str(at["m"]), f"{at['us']:.1f}", *(at["parts"].get(part, "") for part in PARTS)]
+                + [f"{us / at['us']:.3f}" if (us := at["uniform"].get(name)) else "" for name in uniform]
+                for at in of["steps"]
+            ]
+            say(f"{of['model'] or 'layers'}: what won in decode steps; times of what is uniform are over its own")
+            print_fitted(["M", "us a layer", *PARTS, *uniform], rows, right=[0, 1, *range(6, 6 + len(uniform))])
+        say(f"{destination}: says where layers overlap and fuse; servers' plugins call it so")
+    return found
 
 
 def check_functions(source: Path, destination: Path, path: Path, options: TuneOptions, as_json: bool) -> dict[str, Any]:

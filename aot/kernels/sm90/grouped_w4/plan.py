@@ -63,5 +63,5 @@ class Plan(W4Plan):
         apart = staging + self.sliced_bytes
         free = min(SHARED_BYTES_PER_CTA, SHARED_BYTES_PER_SM // self.ctas_per_sm - RESERVED_BYTES_PER_CTA)
         free -= STATIC_BYTES + BARRIER_BYTES + GROUPS_BYTES + self.tile_buffers * self.epilogue_terms * 4 + apart
-        stages = max(0, min(MOST_STAGES, free // (m_side + n_side)))
+        stages = self.whole_rounds(max(0, min(MOST_STAGES, free // (m_side + n_side))))
         return Memory(stages, m_side, n_side, staging, 0, 0, stages * (m_side + n_side) + apart)

@@ -140,6 +140,12 @@ class Plan(SmallMPlan):
         a_bytes = self.tile_m * self.tile_k * self.form.element_bytes
         return Sides(self.codes_bytes + self.scales_pitch_bytes, a_bytes)
 
+    def whole_rounds(self, stages: int) -> int:
+        """So many stages or a few less, so that one is always filled for the same slice of K within a tile. A slice
+        that took one of another's could wait for its phase after next, whose parity is that of the phase before, which
+        is over: loads do not end in order."""
+        return stages // self.sliced_k * self.sliced_k
+
     @property
     def memory(self) -> Memory:
         """What fits the shared memory of a CTA, if `ctas_per_sm` of them share an SM: all stages of A, then of codes,
@@ -150,7 +156,7 @@ class Plan(SmallMPlan):
         partial = (self.split_k - 1) * self.token_share * pitch_bytes
         free = min(SHARED_BYTES_PER_CTA, SHARED_BYTES_PER_SM // self.ctas_per_sm - RESERVED_BYTES_PER_CTA)
         free -= STATIC_BYTES + BARRIER_BYTES + self.epilogue_terms * 4 + partial
-        stages = min(MOST_STAGES, free // (m_side + n_side))
+        stages = self.whole_rounds(min(MOST_STAGES, free // (m_side + n_side)))
         over = staging + self.sliced_bytes
         block = max(stages * (m_side + n_side), over) + partial
         return Memory(stages if over <= free else 0, m_side, n_side, staging, partial, partial, block)
