@@ -61,6 +61,15 @@ def library(tuned_archive: Path, torch: Any) -> Iterator[Library]:
         torch.cuda.synchronize()
 
 
+@pytest.fixture(name="library", scope="module")
+def library_of_module(tuned_archive: Path) -> Iterator[Library]:
+    """One for all tests of a module."""
+    torch = pytest.importorskip("torch")
+    with runtime.load(tuned_archive) as library:
+        yield library
+        torch.cuda.synchronize()
+
+
 class Problem:
     """Random operands of a signature, an output full of NaN, and the error of what is in it."""
 

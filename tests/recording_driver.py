@@ -19,6 +19,7 @@ from aot.pack.write import Package
 from aot.providers.gemm_arguments import gemm_tensors
 from aot.search.variants import Variant
 from runtime import native
+from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.device.gpus import Gpu
 from runtime.device.launch import ATTRIBUTE_WORDS, Launch
@@ -580,6 +581,19 @@ def table(entries: list[dict[str, Any]]) -> dict[str, Any]:
             places.setdefault(row["gpu"], len(places))
     rows = [row if row.get("gpu") is None else row | {"gpu": places[row["gpu"]]} for row in entries]
     return {"schema": 1, "gpus": [gpu._asdict() for gpu in places], "entries": rows}
+
+
+def kernels_of(archive: Archive) -> dict[bytes, dict[str, tuple[int, ...]]]:
+    """What a driver finds in an archive's cubins: kernels by symbol, and the sizes of their parameters."""
+    return {archive.cubin(name): sizes_of(archive.record(name)) for name in archive.functions}
+
+
+def sizes_of(record: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The sizes of each kernel's parameters, by its symbol."""
+    return {
+        record["kernels"][launch["kernel"]]["symbol"]: tuple(p["size"] for p in launch["parameters"])
+        for launch in record["program"]["launches"]
+    }
 
 
 def write_archive(

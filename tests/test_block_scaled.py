@@ -26,7 +26,7 @@ from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.scaling import SCALINGS
 
 from .command_line import Run
-from .recording_driver import FakeTensor, FakeTorch, RecordingDriver
+from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, kernels_of
 from .scale_tiles import tile_offset
 from .shared import built_once
 
@@ -117,11 +117,7 @@ def archive(request: pytest.FixtureRequest) -> Path:
 
 
 def driver_of(archive: Archive) -> RecordingDriver:
-    kernels = {}
-    for name in archive.functions:
-        (launch,), (kernel,) = archive.record(name)["program"]["launches"], archive.record(name)["kernels"]
-        kernels[archive.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
-    return RecordingDriver(capability=(10, 0), kernels=kernels)
+    return RecordingDriver(capability=(10, 0), kernels=kernels_of(archive))
 
 
 def call(of: Signature, m: int) -> dict[str, Any]:

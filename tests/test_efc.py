@@ -22,7 +22,7 @@ from runtime.gemm.signature import Signature
 from runtime.numbers.epilogue import EPILOGUES, Epilogue
 from runtime.program.arguments import TensorArgument
 
-from .recording_driver import FakeTensor, FakeTorch, RecordingDriver
+from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, kernels_of
 from .shared import built_once
 
 PRODUCTS = [
@@ -150,11 +150,7 @@ gemms:
 
 
 def driver_of(archive: Archive) -> RecordingDriver:
-    kernels = {}
-    for name in archive.functions:
-        (launch,), (kernel,) = archive.record(name)["program"]["launches"], archive.record(name)["kernels"]
-        kernels[archive.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
-    return RecordingDriver(capability=(10, 0), kernels=kernels)
+    return RecordingDriver(capability=(10, 0), kernels=kernels_of(archive))
 
 
 def call(m: int) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from runtime.gemm.signature import Signature
 from runtime.gemm.universal import PREDICTED, Universal, UniversalForm
 from runtime.tables.dispatch import serves
 
+from .gpu_library import library_of_module as library_of_module
+
 pytestmark = pytest.mark.gpu
 
 CASES = 12  # of each form
@@ -40,13 +42,6 @@ def forms(tuned_archive: Path) -> list[UniversalForm]:
         table = Universal.from_json(archive.table("universal"), archive.functions.targets_by_name())
     capability = Driver().compute_capability
     return [form for _, form in table.forms if serves(form.target, capability)]
-
-
-@pytest.fixture(scope="module")
-def library(tuned_archive: Path) -> Iterator[Library]:
-    with runtime.load(tuned_archive) as library:
-        yield library
-        torch.cuda.synchronize()
 
 
 def drawn(form: UniversalForm, seed: int) -> Iterator[tuple[Signature, int]]:

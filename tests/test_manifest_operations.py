@@ -15,7 +15,7 @@ from runtime.container.archive import Archive
 from runtime.tables.dispatch import Dispatch
 
 from .command_line import Run
-from .recording_driver import FakeTorch, RecordingDriver, cubin
+from .recording_driver import FakeTorch, RecordingDriver, cubin, kernels_of
 from .row_scale.archives import MANIFEST, OF, record, tensors
 from .row_scale.operation import ROW_SCALE, Signature
 
@@ -83,11 +83,7 @@ def test_what_a_manifest_asks_of_an_operation_is_built_listed_and_served(
     assert "takes: x bf16 (M, 4096), weight bf16 (4096), y bf16 (M, 4096)" in shown
     with Archive.open(scales) as archive:
         assert {f"row_scales.row.bf16_bf16_bf16_f32.threads{n}.sm_90a" for n in (128, 256)} < set(archive.functions)
-        kernels = {}
-        for name in archive.functions:
-            (launch,), (kernel,) = archive.record(name)["program"]["launches"], archive.record(name)["kernels"]
-            kernels[archive.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
-        driver = RecordingDriver(kernels=kernels)
+        driver = RecordingDriver(kernels=kernels_of(archive))
         library = Library(archive, driver)
         x, weight, y = tensors(64)
         assert library.call("row_scale", x, weight, out=y) is y

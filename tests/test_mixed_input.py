@@ -23,7 +23,7 @@ from runtime.container.archive import Archive
 from runtime.gemm.signature import Signature
 
 from .command_line import ALONE, COMMAND, ROOT
-from .recording_driver import FakeTensor, FakeTorch, RecordingDriver
+from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, kernels_of
 from .shared import made_once
 
 INT4 = Signature("bf16", "i4", "bf16", "f32", "none", 512, 1024, scaling="int4_group128")
@@ -148,11 +148,7 @@ def build(folder: Path) -> None:
 
 
 def driver_of(archive: Archive) -> RecordingDriver:
-    kernels = {}
-    for name in archive.functions:
-        (launch,), (kernel,) = archive.record(name)["program"]["launches"], archive.record(name)["kernels"]
-        kernels[archive.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
-    return RecordingDriver(capability=(10, 0), kernels=kernels)
+    return RecordingDriver(capability=(10, 0), kernels=kernels_of(archive))
 
 
 @pytest.mark.parametrize("m", [1, 16, 333])

@@ -1,21 +1,20 @@
-"""The GEMM of 4-bit weights by mma.sync: what it does to memory, thread by thread on the CPU (`tests.emulated`), and
-which kernels there are."""
+"""The GEMM of 4-bit weights by mma.sync: what it does to memory, on the emulated GPU (`tests.ptx`), and which kernels
+there are."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
-import ml_dtypes
-import numpy as np
 import pytest
-import torch
 
 from aot.compile.cache import Cache
 from aot.compile.compiler import compile_variants
-from aot.kernels.sm80.w4.choices import rule
+from aot.compile.lower import Lowered
 from aot.kernels.sm80.w4.plan import Plan
 from aot.kernels.w4.form import Form
 from aot.problem.model_config import default_targets
@@ -23,132 +22,103 @@ from aot.search.legal import of_name, unsuited
 from aot.search.provider import provider
 from aot.search.targets import TARGETS
 from aot.search.variants import Variant
+from aot.tune.elements import poisoned
+from aot.tune.operation import tuning
 from runtime import Library
 from runtime.container.archive import Archive
 from runtime.gemm.signature import Signature
-from runtime.numbers.weights import FORMATS, WeightFormat, arrange_codes, arrange_scales
+from runtime.numbers.weights import FORMATS, WeightFormat
 
-from .command_line import ROOT
-from .emulated import BFLOAT16, Pointer, Tensor, module, run
-from .recording_driver import RecordingDriver
+from .ptx.check import launching
+from .ptx.compiled import functions_once
+from .recording_driver import RecordingDriver, kernels_of
 from .sm80_w4_samples import CHOICES as SAMPLES
 from .sm80_w4_samples import FAMILY, FULL, choices, pack, variant
 
-KERNEL = module(ROOT / "aot/kernels/sm80/w4/kernel.py", "aot.kernels.sm80.w4")
+PLAIN = Signature("bf16", "e2m1", "bf16", "f32", "none", 4096, 4096, scaling="mxfp4_weight")
+SIGNATURES = PLAIN, dataclasses.replace(PLAIN, b="u4", scaling="int4_weight")
 MXFP4, INT4 = FORMATS["mxfp4_weight"], FORMATS["int4_weight"]
-E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-GUARD = 64  # elements before and behind D that nobody may write
 formats = pytest.mark.parametrize("form", FORMATS.values(), ids=lambda f: f.word)
-
-
-class Weights(NamedTuple):
-    """As kernels have them, and the numbers (N, K) that they are."""
-
-    b: Any
-    scale_b: Any
-    numbers: Any
-
-
-def weights(form: WeightFormat, n: int, k: int, seed: int = 0) -> Weights:
-    random = np.random.default_rng(seed)
-    codes = random.integers(0, 16, (n, k))
-    words = arrange_codes(torch.from_numpy(codes), form).numpy().astype(np.uint32)
-    if form is MXFP4:
-        exponents = random.integers(115, 124, (n, k // 32))
-        held = torch.from_numpy((exponents + form.scale_exponent).astype(np.uint8))
-        scale = 2.0 ** (exponents - 127.0)
-        numbers = E2M1[codes & 7] * np.where(codes > 7, -1.0, 1.0) * scale.repeat(32, 1)
-    else:
-        scale = (random.random((n, k // 128)) * 0.02 + 0.001).astype(ml_dtypes.bfloat16).astype(np.float64)
-        held = torch.from_numpy(scale * 2.0**form.scale_exponent).bfloat16().view(torch.int16)
-        numbers = ((codes - 8) * scale.repeat(128, 1)).astype(ml_dtypes.bfloat16).astype(np.float64)
-    return Weights(words.view(np.uint8).reshape(-1), arrange_scales(held, form).contiguous().numpy(), numbers)
-
-
-def bf16(x: Any) -> Any:
-    return np.asarray(x).astype(ml_dtypes.bfloat16)
-
-
-def multiplied(form: WeightFormat, m: int, n: int, k: int, options: dict[str, Any], epilogue: str = "none") -> float:
-    """The largest error of D over what rounding it to bf16 may be wrong by."""
-    of = Form(form.word, epilogue)
-    assert rule(options, of) is None
-    kernel, plan = KERNEL["W4"](options, of), Plan.of(options, of)
-    random = np.random.default_rng(m)
-    weight = weights(form, n, k)
-    padded = bf16(random.standard_normal((m, k + 8)))  # columns past K are no numbers
-    padded[:, k:] = np.nan
-    a = Tensor(Pointer(padded.reshape(-1)), (m, k), (k + 8, 1), BFLOAT16)
-    b = Tensor(Pointer(weight.b), (n, k), (k, 1))
-    views = KERNEL["views"]
-    codes, scales = (
-        views.codes_of(b),
-        views.scales_of(form, b, Tensor.of(weight.scale_b.reshape(-1).view(np.uint8))),
-    )
-    around = np.full(GUARD * 2 + m * (n + 8), np.nan, ml_dtypes.bfloat16)
-    d = Tensor(Pointer(around, GUARD), (m, n), (n + 8, 1), BFLOAT16)
-    bias, residual, scale_d = (bf16(random.standard_normal(shape)) for shape in ((n,), (m, n), (1,)))
-    extras = [
-        Tensor.of(bias, BFLOAT16) if of.parts.bias else None,
-        Tensor.of(residual, BFLOAT16) if of.parts.residual else None,
-        Tensor.of(scale_d.astype(np.float32)) if of.parts.scale else None,
-    ]
-    grid = -(-n // plan.tile_n), -(-m // plan.tile_m)
-    run(kernel.kernel, grid, plan.threads, a, codes, scales, d, *extras)
-    wanted = padded[:, :k].astype(np.float64) @ weight.numbers.T
-    magnitude = np.abs(padded[:, :k].astype(np.float64)) @ np.abs(weight.numbers.T)
-    if of.parts.bias:
-        wanted = wanted + bias.astype(np.float64)
-    if of.parts.activation == "silu":
-        wanted = wanted / (1 + np.exp(-wanted))
-    if of.parts.residual:
-        wanted = wanted + residual.astype(np.float64)
-    if of.parts.scale:
-        wanted = wanted * float(scale_d[0])
-    found = around[GUARD : GUARD + m * (n + 8)].reshape(m, n + 8)
-    written = np.isfinite(found[:, :n].astype(np.float32))
-    assert written.all(), f"{written.size - written.sum()} of {written.size} elements of D are no numbers"
-    left = np.concatenate([around[:GUARD], around[-GUARD:], found[:, n:].reshape(-1)])
-    assert np.isnan(left.astype(np.float32)).all(), "something else was written"
-    allowed = np.abs(wanted) * 2.0**-8 + magnitude * 2.0**-18 + 2.0**-20
-    return float((np.abs(found[:, :n].astype(np.float64) - wanted) / allowed).max())
-
+EPILOGUE = "bias+silu+residual+scale"
+GUARD = 8  # columns behind A, which are NaN, and behind D, which nobody may write
 
 SMALL = choices((8, 16, 128), 16, 1, 2)
-CHOICES = {
+SMALL_TILES = {
     "one warp": SMALL,
     "rows side by side": choices((8, 32, 128), 16, 1, 3),
     "two slabs a warp": choices((16, 32, 128), 32, 1, 2),
     "slices of K": choices((8, 16, 128), 16, 2, 3),
     "blocks in turn": choices((16, 32, 256), 32, 2, 2),
 }
+LIKELY = choices((8, 16, 1024), 16, 8, 3), choices((32, 64, 256), 32, 2, 3)
+WHOLE = choices((64, 32, 64), 32, 1, 2)
+
+
+def named(options: dict[str, Any], form: WeightFormat, epilogue: str = "none") -> Variant:
+    return variant(options, form.word, "sm_80", epilogue)
+
+
+def compiled(request: pytest.FixtureRequest, name: str, variants: Iterable[Variant]) -> Mapping[str, Lowered]:
+    return functions_once(request, name, [each.name() for each in variants], "sm_80")
+
+
+@pytest.fixture(scope="module")
+def kernels(request: pytest.FixtureRequest) -> Mapping[str, Lowered]:
+    with_epilogue = [named(SMALL_TILES["slices of K"], form, EPILOGUE) for form in FORMATS.values()]
+    return compiled(request, "sm80-w4", [*with_epilogue, named(WHOLE, MXFP4)])
+
+
+@pytest.fixture(scope="module")
+def more_kernels(request: pytest.FixtureRequest) -> Mapping[str, Lowered]:
+    every = itertools.product([*SMALL_TILES.values(), *LIKELY], FORMATS.values())
+    return compiled(request, "sm80-w4-more", [named(options, form) for options, form in every])
+
+
+def check(kernels: Mapping[str, Lowered], v: Variant, m: int, n: int, k: int) -> None:
+    """D is right on the emulated GPU, which refuses what is written beside it; rows of A and D lie apart."""
+    s = dataclasses.replace(SIGNATURES[v.scaling == INT4.word], n=n, k=k, epilogue=v.epilogue)
+    measures = tuning(s).measures()
+    o: Any = measures.weights(s, m, 0, m, device="cpu").operands(m)[0]
+    a, around = poisoned((m, k + GUARD), "bf16", "cpu"), poisoned((m, n + GUARD), "bf16", "cpu")
+    a[:, :k] = o.a
+    o = dataclasses.replace(o, a=a[:, :k], d=around[:, :n])
+    with launching(v, kernels[v.name()]) as launch:
+        launch(o)
+    wanted = measures.reference(s, o)["d"].double()
+    assert bool(around[:, n:].isnan().all())
+    of_rows = (around[:, :n].double() - wanted).norm(dim=1) / wanted.norm(dim=1)
+    assert float(of_rows.max()) < measures.max_error(s, "d"), of_rows
 
 
 @pytest.mark.long
 @formats
-@pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
+@pytest.mark.parametrize("options", SMALL_TILES.values(), ids=SMALL_TILES)
 @pytest.mark.parametrize("m", [1, 11])
-def test_d_is_the_product_with_the_weights_numbers(form: WeightFormat, options: dict[str, Any], m: int) -> None:
+def test_d_is_the_product_with_the_weights_numbers(
+    more_kernels: Mapping[str, Lowered], form: WeightFormat, options: dict[str, Any], m: int
+) -> None:
     """The first stage is filled again, sums take its place, and neither N nor K, where it can be so, is whole tiles."""
     k = options["stages"] * options["tile_k"] + (64 if form is MXFP4 else 128)
-    assert multiplied(form, m, 48, k, options) < 1
+    check(more_kernels, named(options, form), m, 48, k)
 
 
 @formats
-def test_an_epilogue_has_all_its_parts(form: WeightFormat) -> None:
-    assert multiplied(form, 5, 48, 384, CHOICES["slices of K"], "bias+silu+residual+scale") < 1
+def test_an_epilogue_has_all_its_parts(kernels: Mapping[str, Lowered], form: WeightFormat) -> None:
+    check(kernels, named(SMALL_TILES["slices of K"], form, EPILOGUE), 5, 48, 384)
 
 
-def test_tiles_that_are_full_are_right() -> None:
-    assert multiplied(MXFP4, 64, 32, 128, choices((64, 32, 64), 32, 1, 2)) < 1
+def test_tiles_that_are_full_are_right(kernels: Mapping[str, Lowered]) -> None:
+    check(kernels, named(WHOLE, MXFP4), 64, 32, 128)
 
 
 @pytest.mark.long
 @formats
 @pytest.mark.parametrize("m", [3, 33])
-def test_likely_choices_are_right(form: WeightFormat, m: int) -> None:
-    for options in (choices((8, 16, 1024), 16, 8, 3), choices((32, 64, 256), 32, 2, 3)):
-        assert multiplied(form, m, 80, 1408, options) < 1
+@pytest.mark.parametrize("options", LIKELY, ids=str)
+def test_likely_choices_are_right(
+    more_kernels: Mapping[str, Lowered], form: WeightFormat, options: dict[str, Any], m: int
+) -> None:
+    check(more_kernels, named(options, form), m, 80, 1408)
 
 
 # --- banks of shared memory ---
@@ -156,15 +126,19 @@ def test_likely_choices_are_right(form: WeightFormat, m: int) -> None:
 
 @pytest.mark.parametrize("options", SAMPLES, ids=str)
 def test_eight_rows_that_a_warp_reads_or_eight_accesses_that_it_writes_are_in_different_banks(
-    options: dict[str, Any],
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 128 bytes, which is all banks: a place for each eight elements of bf16."""
-    plan = Plan.of(options, Form())
-    loads = module(ROOT / "aot/kernels/sm80/w4/loads.py", "aot.kernels.sm80.w4")
-    stages = loads["Stages"](Pointer(np.empty(plan.stages * plan.tokens_bytes // 2, np.int16)), None, None)
+    pytest.importorskip("cutlass", reason="the DSL is not installed")
+    from aot.kernels.sm80.w4 import loads
+
+    # Of what it makes of an offset, the offset.
+    offsets = SimpleNamespace(assume=lambda at, divby: at, make_tensor=lambda at, layout: at, make_layout=lambda of: of)
+    monkeypatch.setattr(loads, "cute", offsets)
+    plan, stages = Plan.of(options, Form()), loads.Stages(0, None, None)
 
     def place(stage: int, token: int, access: int) -> int:
-        return loads["tokens_at"](plan, stages, stage, token, access).iterator.offset // 8 % 8
+        return int(loads.tokens_at(plan, stages, stage, token, access)) // 8 % 8
 
     for stage, access in itertools.product(range(plan.stages), range(plan.row_accesses)):
         read = {place(stage, token, access) for token in range(plan.tile_m - 8, plan.tile_m)}
@@ -181,8 +155,6 @@ def test_the_sums_that_a_warp_stores_at_a_time_are_in_different_banks(tile_n: in
 
 # --- which kernels there are ---
 
-PLAIN = Signature("bf16", "e2m1", "bf16", "f32", "none", 4096, 4096, scaling="mxfp4_weight")
-SIGNATURES = PLAIN, dataclasses.replace(PLAIN, b="u4", scaling="int4_weight")
 NAME = "own.sm80_w4.bf16_e2m1_bf16_f32.mxfp4_weight_scaled.tile%s.sliced_k%d.stages%d.warp_n%d.sm_80"
 
 
@@ -241,12 +213,10 @@ def test_kernels_compile_for_every_target_and_load(target: str, tmp_path: Path) 
     pytest.importorskip("cutlass", reason="the DSL is not installed")
     samples = [variant(SAMPLES[1], "int4_weight", target, FULL), variant(SAMPLES[0], "mxfp4_weight", target)]
     with Archive.open(pack(samples, tmp_path)) as archive:
-        kernels = {}
         for name in archive.functions:
-            (launch,), (kernel,) = archive.record(name)["program"]["launches"], archive.record(name)["kernels"]
+            (kernel,) = archive.record(name)["kernels"]
             assert "i32gmemalign32o1281128i64div128" in kernel["symbol"], "offsets into codes have 64 bits"
-            kernels[archive.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
-        driver = RecordingDriver(kernels=kernels, capability=TARGETS[target].compute_capability)
+        driver = RecordingDriver(kernels=kernels_of(archive), capability=TARGETS[target].compute_capability)
         with Library(archive, driver) as library:
             assert sorted(library.functions) == sorted(v.name() for v in samples)
 

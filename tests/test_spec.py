@@ -214,6 +214,12 @@ def test_a_spec_may_import_what_is_beside_it_and_changes_no_path(tmp_path: Path)
     assert sys.path == before
 
 
+def test_a_spec_is_compiled_as_it_is_alone(tmp_path: Path) -> None:
+    """Without the future imports of whoever reads it: annotations that the DSL asks for are values."""
+    (tmp_path / "spec.py").write_text(f"{WHOLE}def f() -> dict: ...\nassert f.__annotations__['return'] is dict\n")
+    assert [f.name for f in spec_file.load(tmp_path / "spec.py").functions] == ["f"]
+
+
 def test_the_example_is_read_without_the_dsl_quack_or_torch() -> None:
     absent = "import sys; sys.modules.update(dict.fromkeys(['torch', 'cutlass', 'quack', 'triton'])); "
     code = (

@@ -17,7 +17,7 @@ from runtime.program import operation as operations
 from runtime.program.operation import operation
 
 from .command_line import Run
-from .recording_driver import FakeTensor, FakeTorch, RecordingDriver
+from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, kernels_of
 from .shared import built_once
 
 # y[m, n] = 2 * b[m, n]. The input has the name of a GEMM's B, and is not meant to be taken for one.
@@ -201,11 +201,7 @@ def test_an_operation_of_two_operands_is_built_listed_verified_and_called(
     assert verified.status == 0, verified.out
     with Archive.open(path) as archive:
         assert NAME in archive.functions
-        kernels = {}
-        for name in archive.functions:
-            (launch,), (kernel,) = archive.record(name)["program"]["launches"], archive.record(name)["kernels"]
-            kernels[archive.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
-        driver = RecordingDriver(kernels=kernels)
+        driver = RecordingDriver(kernels=kernels_of(archive))
         library = Library(archive, driver)
         b, y = FakeTensor((5, 4097), "float16"), FakeTensor((5, 4097), "float32")
         assert library.call("doubling", b, out=y) is y

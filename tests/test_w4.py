@@ -40,7 +40,7 @@ from runtime.numbers.weights import (
 from runtime.torch.weights import prepare_weight
 
 from .command_line import ALONE, COMMAND, ROOT
-from .recording_driver import FakeTensor, FakeTorch, RecordingDriver
+from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, kernels_of
 from .shared import made_once
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -226,12 +226,8 @@ def build(folder: Path) -> None:
 @pytest.fixture(params=["sm_80", "sm_90a"])
 def library(archive: Path, torch: FakeTorch, request: pytest.FixtureRequest) -> Iterator[Library]:
     with Archive.open(archive) as opened:
-        kernels = {}
-        for name in opened.functions:
-            (launch,), (kernel,) = opened.record(name)["program"]["launches"], opened.record(name)["kernels"]
-            kernels[opened.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
         capability = TARGETS[request.param].compute_capability
-        with Library(opened, RecordingDriver(kernels=kernels, capability=capability)) as made:
+        with Library(opened, RecordingDriver(kernels=kernels_of(opened), capability=capability)) as made:
             yield made
 
 

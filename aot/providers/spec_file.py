@@ -156,7 +156,7 @@ def load(path: Path, *, lasting: bool = False) -> Spec:
         with _theirs(str(file), [file.parent]), warnings.catch_warnings():
             if lasting:
                 warnings.simplefilter("ignore")
-            exec(compile(content, str(file), "exec"), vars(module))
+            exec(compile(content, str(file), "exec", dont_inherit=True), vars(module))
     finally:
         if not lasting:
             sys.path[:] = before

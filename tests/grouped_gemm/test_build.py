@@ -16,7 +16,7 @@ from runtime import Library
 from runtime.container.archive import Archive
 
 from ..command_line import ROOT, Run
-from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver
+from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver, kernels_of
 from ..shared import built_once
 from ..simulated_gpu import BASELINE
 from ..simulated_tuning import scripted, tuned
@@ -50,15 +50,13 @@ def test_what_a_manifest_asks_is_built_verified_and_served(run: Run, experts: Pa
     assert run("verify", experts).status == 0
     with Archive.open(experts) as archive:
         assert len(archive.functions) == 2
-        kernels = {}
         for name in archive.functions:
             record = archive.record(name)
             names = ["a", "b", "ends", "d", "max_active_clusters", "stream"]
             assert [a["name"] for a in record["arguments"]] == names
-            (launch,), (kernel,) = record["program"]["launches"], record["kernels"]
+            (kernel,) = record["kernels"]
             assert kernel["local_bytes"] == 0
-            kernels[archive.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
-        driver = RecordingDriver(kernels=kernels)
+        driver = RecordingDriver(kernels=kernels_of(archive))
         library = Library(archive, driver)
         b, ends = FakeTensor((16, 512, 256)), FakeTensor((16,), dtype="int32")
         grids = []
@@ -78,15 +76,13 @@ def test_gathered_rows_are_built_and_served_with_any_number_of_rows_in_a(
 ) -> None:
     assert run("verify", gathered).status == 0
     with Archive.open(gathered) as archive:
-        kernels = {}
         for name in archive.functions:
             record = archive.record(name)
             names = ["a", "b", "indices", "ends", "d", "max_active_clusters", "stream"]
             assert [a["name"] for a in record["arguments"]] == names
-            (launch,), (kernel,) = record["program"]["launches"], record["kernels"]
+            (kernel,) = record["kernels"]
             assert kernel["local_bytes"] == 0
-            kernels[archive.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
-        driver = RecordingDriver(kernels=kernels)
+        driver = RecordingDriver(kernels=kernels_of(archive))
         library = Library(archive, driver)
         b, ends = FakeTensor((16, 512, 256)), FakeTensor((16,), dtype="int32")
         for tokens in (1, 5000):

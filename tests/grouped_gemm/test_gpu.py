@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import runtime
 from aot.pack import tables
 from aot.search.legal import of_name, unsuited
 from runtime import Library
@@ -25,6 +24,8 @@ torch = pytest.importorskip("torch")
 from aot.tune import measure  # noqa: E402  # needs torch
 from aot.tune.grouped_gemm.measures import GroupedMeasures, Weights  # noqa: E402
 
+from ..gpu_library import library_of_module as library_of_module  # noqa: E402
+
 pytestmark = pytest.mark.gpu
 
 M_VALUES = 1, 2, 7, 33, 64, 130, 1000, 4096
@@ -33,13 +34,6 @@ MASKED_M_VALUES = 1, 5, 33, 130, 300  # of each group
 EXTENTS = (1, 256, 512), (5, 264, 72), (64, 512, 1000), (128, 768, 2048), (512, 80, 64)
 MEASURES = GroupedMeasures()
 POISON = 8  # rows behind D
-
-
-@pytest.fixture(scope="module")
-def library(tuned_archive: Path) -> Iterator[Library]:
-    with runtime.load(tuned_archive) as library:
-        yield library
-        torch.cuda.synchronize()
 
 
 @pytest.fixture(scope="module")

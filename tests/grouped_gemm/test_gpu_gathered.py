@@ -4,14 +4,13 @@ archive of tests/data/gathered.yaml."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import runtime
 from aot.pack import tables
 from aot.search.legal import of_name
 from aot.search.variants import Variant
@@ -23,17 +22,12 @@ torch = pytest.importorskip("torch")
 
 from aot.tune.grouped_gemm.measures import OperandSet, Weights  # noqa: E402  # needs torch
 
+from ..gpu_library import library_of_module as library_of_module  # noqa: E402
+
 pytestmark = pytest.mark.gpu
 
 POISON = 8  # rows behind D
 NAN = float("nan")
-
-
-@pytest.fixture(scope="module")
-def library(tuned_archive: Path) -> Iterator[Library]:
-    with runtime.load(tuned_archive) as library:
-        yield library
-        torch.cuda.synchronize()
 
 
 @pytest.fixture(scope="module")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("cutlass", reason="the DSL is not installed")
 
+from aot.compile.lower import Lowered
 from aot.kernels import groups as of_groups  # needs the DSL
 from aot.kernels.group_sizes import GROUPS_BYTES, MOST_GROUPS
 from aot.kernels.sm90.grouped import scheduler  # needs the DSL
@@ -24,15 +26,15 @@ from aot.kernels.sm90.persistent.form import Form
 from aot.kernels.sm90.persistent.pipeline import ClusterCta
 from aot.kernels.sm90.persistent.scheduler import KTiles
 
-from ..command_line import ROOT
-from ..emulated import WARP, Tensor, module, run
+from ..parts_of_kernels import TOKENS, UNTOUCHED
+from ..ptx.compiled import functions_once, run
 
 FORM = Form("bf16", "bf16", scheduler_bytes=GROUPS_BYTES)
 MASKED = replace(FORM, masked=True)
-UNTOUCHED = -7777
 UNSWAPPED = {"swap": False}
 # The compiler's arithmetic, on numbers that are there.
 NUMBERS = SimpleNamespace(Int32=int, min=min, max=max, select_=lambda which, one, other: one if which else other)
+ADDED_UP = ("contiguous", "masked", "contiguous_pairs", "masked_pairs")
 SIZES = st.lists(st.integers(0, 300), min_size=1, max_size=40)
 
 
@@ -100,7 +102,6 @@ def test_a_pair_of_tiles_has_the_same_rows_of_b_or_each_its_own(form: Form, size
         rows.append(size if form.masked else end)
         tall = -(-size // 128)
         pairs.append(pairs[-1] + tall // 2 * across + tall % 2 * -(-across // 2))
-    assert added_up(plan, sizes if form.masked else ends, 300 if form.masked else ends[-1], across)[1] == pairs[1:]
     grid, groups = scheduler.GroupedGrid(len(sizes), across, pairs[-1]), of_groups.Groups(rows, pairs)
     ctas = ClusterCta(0, 0), ClusterCta(1, 0)
     both = [scheduler.GroupedScheduler(plan, grid, cta, KTiles(0, 1), groups).tile_coord for cta in ctas]
@@ -125,36 +126,45 @@ def test_a_pair_of_tiles_has_the_same_rows_of_b_or_each_its_own(form: Form, size
     assert sorted(made) == wanted
 
 
-def added_up(plan: Any, ends: list[int], m: int, across: int) -> tuple[list[int], list[int]]:
+@pytest.fixture(scope="module")
+def kernels(request: pytest.FixtureRequest) -> Mapping[str, Lowered]:
+    """A warp that adds up groups, of rows one after the other and of masked ones, and their tiles or pairs of these."""
+    names = {rows: f"tests/parts_of_kernels.py:add_up.{rows}" for rows in ADDED_UP}
+    found = functions_once(request, "add-up", names.values())
+    return {rows: found[name] for rows, name in names.items()}
+
+
+def added_up(kernel: Lowered, ends: list[int], m: int, across: int) -> tuple[list[int], list[int]]:
     """What a warp finds of where each group's rows and tiles end."""
-    of_warp = module(ROOT / "aot/kernels/groups.py", of_groups.__package__)
-    rows, tiles = (np.full(MOST_GROUPS + 1, UNTOUCHED) for _ in range(2))
-    groups = of_groups.Groups(Tensor.of(rows), Tensor.of(tiles))
-    of_plan, pairs = (plan.tokens, plan.form.masked), plan.pairs_tiles
-    run(lambda: of_warp["add_up"](*of_plan, groups, Tensor.of(np.array(ends)), m, across, pairs), (1, 1), WARP)
-    assert set(rows[len(ends) + 1 :]) | set(tiles[len(ends) + 1 :]) <= {UNTOUCHED}
+    rows, tiles = (torch.zeros(MOST_GROUPS + 1, dtype=torch.int32) for _ in range(2))
+    run(kernel, [torch.tensor(ends, dtype=torch.int32), m, across, rows, tiles], [rows, tiles])
+    assert set(rows[len(ends) + 1 :].tolist()) | set(tiles[len(ends) + 1 :].tolist()) <= {UNTOUCHED}
     assert rows[0] == tiles[0] == 0
     return rows[1 : len(ends) + 1].tolist(), tiles[1 : len(ends) + 1].tolist()
 
 
-@pytest.mark.parametrize("form", [FORM, MASKED], ids=["contiguous", "masked"])
+@pytest.mark.parametrize("rows", ADDED_UP)
 @pytest.mark.parametrize("count", [1, 3, 31, 128, 129, 300])
 @pytest.mark.parametrize("hostile", [False, True])
-def test_a_warp_adds_up_rows_and_tiles_of_whatever_groups(form: Form, count: int, hostile: bool) -> None:
-    draw = random.Random(f"{form.masked} {count} {hostile}")
+def test_a_warp_adds_up_rows_and_tiles_of_whatever_groups(
+    kernels: Mapping[str, Lowered], rows: str, count: int, hostile: bool
+) -> None:
+    masked = rows.startswith("masked")
+    draw = random.Random(f"{masked} {count} {hostile}")
     sizes = [draw.choice((0, 1, 7, 8, 40)) for _ in range(count)]
-    m, across = (40 if form.masked else sum(sizes)), 3
-    given = sizes if form.masked else list(itertools.accumulate(sizes))
+    m, across = (40 if masked else sum(sizes)), 3
+    given = sizes if masked else list(itertools.accumulate(sizes))
     if hostile:
         given = [draw.choice((end, -5, m + 9, 1 << 30, draw.randint(0, m))) for end in given]
-    options = {"schedule": "cooperative", "swap": True, "tile_m": 8, "tile_n": 128, "cluster_n": 1, "overlap": "serial"}
-    plan = plan_of(options, form)
     wanted = [min(max(end, 0), m) for end in given]
-    if not form.masked:
+    if not masked:
         wanted = list(itertools.accumulate(wanted, max))
-    begins = [0] * count if form.masked else [0, *wanted[:-1]]
-    tiles = itertools.accumulate(-(-(end - begin) // 8) * across for begin, end in zip(begins, wanted, strict=True))
-    assert added_up(plan, given, m, across) == (wanted, list(tiles))
+    begins = [0] * count if masked else [0, *wanted[:-1]]
+    sizes = [end - begin for begin, end in zip(begins, wanted, strict=True)]
+    tall = [-(-size // TOKENS) for size in sizes]
+    each = [n // 2 * across + n % 2 * -(-across // 2) if rows.endswith("pairs") else n * across for n in tall]
+    tiles = list(itertools.accumulate(each))
+    assert added_up(kernels[rows], given, m, across) == (wanted, tiles)
 
 
 def test_more_groups_than_there_is_room_for_are_refused() -> None:

@@ -40,7 +40,7 @@ from runtime.torch.weights import prepare_weight
 
 from ..command_line import Run
 from ..legal_samples import drawn
-from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver
+from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver, kernels_of
 from ..shared import built_once
 
 _MXFP4 = "a: bf16, b: e2m1, d: bf16, groups: 5, k: 320, scaling: mxfp4_weight"
@@ -135,12 +135,11 @@ class Opened:
     """A library of the archive on a driver that records, and the archive."""
 
     def __init__(self, archive: Archive) -> None:
-        self.archive, kernels = archive, {}
+        self.archive = archive
         for name in archive.functions:
-            (launch,), (kernel,) = archive.record(name)["program"]["launches"], archive.record(name)["kernels"]
+            (kernel,) = archive.record(name)["kernels"]
             assert kernel["local_bytes"] == 0
-            kernels[archive.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
-        self.driver = RecordingDriver(kernels=kernels)
+        self.driver = RecordingDriver(kernels=kernels_of(archive))
         self.library = Library(archive, self.driver)
 
 

@@ -13,7 +13,7 @@ from runtime import Library
 from runtime.container.archive import Archive
 
 from ..command_line import ROOT, Run, unwrapped
-from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver
+from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver, kernels_of
 from ..shared import built_once
 from ..simulated_gpu import BASELINE
 from ..simulated_tuning import scripted, tuned
@@ -47,14 +47,9 @@ def test_what_a_manifest_asks_is_built_verified_and_served(run: Run, around: Pat
     shown = unwrapped(run("show", around, "permute_ep").out)
     assert "expert_map i32 (64), rows bf16 (4*M, 256), ends i32 (16), positions i32 (M, 4)" in shown
     with Archive.open(around) as archive:
-        kernels = {}
         for name in archive.functions:
-            record = archive.record(name)
-            assert all(kernel["local_bytes"] == 0 for kernel in record["kernels"]), "it spills"
-            sizes = [tuple(p["size"] for p in x["parameters"]) for x in record["program"]["launches"]]
-            symbols = [kernel["symbol"] for kernel in record["kernels"]]
-            kernels[archive.cubin(name)] = dict(zip(symbols, sizes, strict=True))
-        driver = RecordingDriver(kernels=kernels)
+            assert all(kernel["local_bytes"] == 0 for kernel in archive.record(name)["kernels"]), "it spills"
+        driver = RecordingDriver(kernels=kernels_of(archive))
         library = Library(archive, driver)
         for m, grids in ((1, [(2, 1, 1)]), (1024, [(1, 1, 1), (1024, 1, 1)])):
             driver.launches.clear()

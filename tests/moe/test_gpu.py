@@ -6,13 +6,12 @@ pytest -m gpu tests/moe --archive=X, for an archive of manifests/qwen3-30b-a3b.y
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import runtime
 from runtime import Library
 from runtime.moe.combine import Signature as Combine
 from runtime.moe.permute import Signature as Permute
@@ -26,6 +25,8 @@ from aot.tune.moe_combine.measures import CombineMeasures  # noqa: E402
 from aot.tune.moe_permute.measures import OperandSet, PermuteMeasures, Weights  # noqa: E402
 from aot.tune.operation import tuning  # noqa: E402
 
+from ..gpu_library import library_of_module as library_of_module  # noqa: E402
+
 pytestmark = pytest.mark.gpu
 
 TOKENS = 1, 2, 7, 33, 128, 700
@@ -33,13 +34,6 @@ TOKENS = 1, 2, 7, 33, 128, 700
 EXTENTS = (1, 1, 64, 0), (8, 2, 512, 0), (40, 5, 1000, 0), (128, 8, 2048, 0), (512, 10, 256, 0), (16, 8, 256, 128)
 GUARD = 8
 PERMUTE, COMBINE = PermuteMeasures(), CombineMeasures()
-
-
-@pytest.fixture(scope="module")
-def library(tuned_archive: Path) -> Iterator[Library]:
-    with runtime.load(tuned_archive) as library:
-        yield library
-        torch.cuda.synchronize()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ from aot.tune.quantise.measures import error_behind, quantised  # noqa: E402
 from runtime.numbers.quantised import scale_shape  # noqa: E402
 from runtime.plugin.experts import Buffers, Launches, wide_elements  # noqa: E402
 from runtime.torch.experts import quantises_in_gemm  # noqa: E402
+
+from ..gpu_library import library_of_module as library_of_module  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -164,13 +166,6 @@ class Experts:
 
     def _random(self, seed: int) -> Any:
         return torch.Generator(device="cuda").manual_seed(seed)
-
-
-@pytest.fixture(scope="module")
-def library(tuned_archive: Path) -> Iterator[Library]:
-    with runtime.load(tuned_archive) as library:
-        yield library
-        torch.cuda.synchronize()
 
 
 @pytest.fixture(scope="module")

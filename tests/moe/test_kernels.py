@@ -1,167 +1,174 @@
-"""What the kernels around grouped GEMMs do to memory, thread by thread on the CPU; see `tests.emulated`."""
+"""What the kernels around grouped GEMMs do to memory, on the emulated GPU (`tests.ptx`)."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
-import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
-from ..command_line import ROOT
-from ..emulated import CUTLASS, Tensor, module, run
+from aot.compile.lower import Lowered
 
-PERMUTE = module(ROOT / "aot/kernels/moe_permute.py")
-COMBINE = module(ROOT / "aot/kernels/moe_combine.py")
-UNTOUCHED = -7777
+from ..ptx.compiled import functions_once, run
+
 K = 16
-
-
-def permuted(
-    ids: Any, experts: int, schedule: str, threads: int = 64, expert_map: Any = None, weights: Any = None
-) -> Any:
-    """x, rows, ends and positions as the kernels leave them, behind and before each of which is what was there."""
-    tokens, top_k = ids.shape
-    kind = np.int64 if weights is None else np.float32
-    x = np.arange(1, tokens * K + 1, dtype=kind).reshape(tokens, K)
-    rows = np.full((tokens * top_k, K), UNTOUCHED, kind)
-    ends, positions = np.full(experts, UNTOUCHED, np.int64), np.full((tokens, top_k), UNTOUCHED, np.int64)
-    kernels = PERMUTE["MoePermute"](schedule, threads, mapped=expert_map is not None)
-    given = [Tensor.of(np.ascontiguousarray(ids)), None if expert_map is None else Tensor.of(expert_map)]
-    written = Tensor.of(rows), Tensor.of(ends), Tensor.of(positions)
-    of_x = Tensor.of(x), None if weights is None else Tensor.of(weights)
-    if weights is not None:
-        of_x[0].iterator.memory = of_numbers(of_x[0].iterator.memory)
-    if schedule == "one_launch":
-        run(kernels.rank_and_copy, (tokens + 1, 1), threads, of_x, *given, (written[0], None), *written[1:])
-    else:
-        run(kernels.rank, (1, 1), PERMUTE["_RANKING_THREADS"], *given, *written[1:])
-        run(kernels.copy, (tokens, 1), threads, of_x, (written[0], None), written[2])
-    return x, rows, ends, positions
-
-
-def expected(x: Any, ids: Any, experts: int, expert_map: Any) -> Any:
-    tokens, top_k = ids.shape
-    rows = np.full((tokens * top_k, K), UNTOUCHED, x.dtype)
-    positions, local = np.full((tokens, top_k), -1, np.int64), ids.copy()
-    if expert_map is not None:
-        there = (ids >= 0) & (ids < len(expert_map))
-        local = np.where(there, expert_map[np.where(there, ids, 0)], -1)
-    ends, row = [], 0
-    for expert in range(experts):
-        for token, slot in np.argwhere(local == expert):
-            rows[row], positions[token, slot] = x[token], row
-            row += 1
-        ends.append(row)
-    return rows, ends, positions
-
-
-def check(ids: Any, experts: int, schedule: str, threads: int = 64, expert_map: Any = None) -> None:
-    x, *found = permuted(ids, experts, schedule, threads, expert_map)
-    for have, want in zip(found, expected(x, ids, experts, expert_map), strict=True):
-        np.testing.assert_array_equal(have, want)
-
-
-@pytest.fixture(autouse=True)
-def _few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block of 1024 threads of Python's would take long; and few ids are staged, so that several times are."""
-    monkeypatch.setitem(PERMUTE, "_RANKING_THREADS", 96)
-    monkeypatch.setitem(PERMUTE, "_STAGED", 64)
-
-
 SCHEDULES = pytest.mark.parametrize("schedule", ["one_launch", "two_launches"])
+AT_ONCE = 2, 4, 8
+
+
+def permute(schedule: str, mapped: bool = False, weighted: bool = False) -> str:
+    elements = (
+        "bf16",
+        "i32",
+        *(["i32"] if mapped else []),
+        *(["f32"] if weighted else []),
+        "bf16",
+        "i32",
+        "i32",
+        "f32",
+    )
+    return f"own.moe_permute.{'_'.join(elements)}.{schedule}.threads128.sm_90a"
+
+
+def combine(at_once: int, weighted: bool = True) -> str:
+    elements = "bf16_i32_f32_bf16_f32" if weighted else "bf16_i32_bf16_f32"
+    return f"own.moe_combine.{elements}.at_once{at_once}.threads128.sm_90a"
+
+
+@pytest.fixture(scope="module")
+def kernels(request: pytest.FixtureRequest) -> Mapping[str, Lowered]:
+    """Kernels that stage few ids, so that they do several times, and rank with a block that is no power of two."""
+    names = [
+        permute(schedule, mapped, weighted)
+        for schedule in ("one_launch", "two_launches")
+        for mapped in (False, True)
+        for weighted in (False, True)
+    ]
+    names += [*map(combine, AT_ONCE), combine(2, weighted=False)]
+    constants = {"aot.kernels.moe_permute:_STAGED": 64, "aot.kernels.moe_permute:_RANKING_THREADS": 96}
+    return functions_once(request, "moe", names, constants=constants)
+
+
+def check(
+    kernels: Mapping[str, Lowered],
+    ids: Tensor,
+    experts: int,
+    schedule: str,
+    expert_map: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> None:
+    """All that a launch writes is right, and what it must not write is what it was."""
+    (tokens, top_k), random = ids.shape, torch.Generator().manual_seed(0)
+    x = torch.randint(-128, 128, (tokens, K), generator=random).bfloat16()
+    local = ids.clone().long()
+    if expert_map is not None:
+        there = (local >= 0) & (local < len(expert_map))
+        local = torch.where(there, expert_map.long()[local.clamp(0, len(expert_map) - 1)], -1)
+    rows = torch.full((tokens * top_k, K), -7777.0).bfloat16()
+    wanted, ends, positions, row = rows.clone(), [], torch.full(ids.shape, -1, dtype=torch.int32), 0
+    for expert in range(experts):
+        for token, slot in (local == expert).nonzero().tolist():
+            factor = 1.0 if weights is None else weights[token, slot]
+            wanted[row], positions[token, slot], row = (x[token].float() * factor).bfloat16(), row, row + 1
+        ends.append(row)
+    found = [rows, torch.full((experts,), -7777, dtype=torch.int32), torch.full_like(positions, -7777)]
+    kernel = kernels[permute(schedule, expert_map is not None, weights is not None)]
+    run(kernel, [x, ids.int(), expert_map, weights, *found], found)
+    for have, want in zip(found, (wanted, torch.tensor(ends), positions), strict=True):
+        torch.testing.assert_close(have, want, rtol=0, atol=0, check_dtype=False)
+
+
+def drawn(seed: int, low: int, high: int, shape: tuple[int, ...]) -> Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))
 
 
 @SCHEDULES
 @pytest.mark.parametrize("shape", [(1, 1), (1, 8), (3, 5), (9, 8), pytest.param((33, 4), marks=pytest.mark.long)])
 @pytest.mark.parametrize("experts", [1, 7, 40, 130])
-def test_rows_follow_experts_then_tokens_then_slots(schedule: str, shape: tuple[int, int], experts: int) -> None:
-    check(np.random.default_rng(experts).integers(0, experts, shape), experts, schedule)
+def test_rows_follow_experts_then_tokens_then_slots(
+    kernels: Mapping[str, Lowered], schedule: str, shape: tuple[int, int], experts: int
+) -> None:
+    check(kernels, drawn(experts, 0, experts, shape), experts, schedule)
 
 
 @SCHEDULES
-def test_one_expert_may_take_all_and_another_none(schedule: str) -> None:
-    check(np.full((20, 4), 3), 6, schedule)
-    check(np.full((5, 2), 0), 1, schedule)
-    check(np.full((5, 2), 511), 512, schedule)
+@pytest.mark.parametrize(("shape", "expert", "experts"), [((20, 4), 3, 6), ((5, 2), 0, 1), ((5, 2), 511, 512)])
+def test_one_expert_may_take_all_and_others_none(
+    kernels: Mapping[str, Lowered], schedule: str, shape: tuple[int, int], expert: int, experts: int
+) -> None:
+    check(kernels, torch.full(shape, expert), experts, schedule)
 
 
 @SCHEDULES
-def test_ids_that_are_no_experts_get_no_row_and_write_nothing(schedule: str) -> None:
-    ids = np.random.default_rng(1).integers(-3, 9, (17, 5))
+def test_ids_that_are_no_experts_get_no_row_and_write_nothing(kernels: Mapping[str, Lowered], schedule: str) -> None:
+    ids = drawn(1, -3, 9, (17, 5))
     ids[0, 0], ids[1, 1], ids[2, 2] = -(1 << 31), (1 << 31) - 1, 1 << 30
-    check(ids, 6, schedule)
-    check(np.full((4, 3), -1), 6, schedule)
+    check(kernels, ids, 6, schedule)
+    check(kernels, torch.full((4, 3), -1), 6, schedule)
 
 
 @SCHEDULES
-def test_an_expert_map_says_which_experts_are_here(schedule: str) -> None:
-    random = np.random.default_rng(2)
-    expert_map = np.full(24, -1, np.int64)
-    expert_map[random.permutation(24)[:8]] = random.permutation(8)
-    expert_map[3] = 99  # hostile: there is no such expert here
-    check(random.integers(-2, 27, (19, 6)), 8, schedule, expert_map=expert_map)
+def test_an_expert_map_says_which_experts_are_here(kernels: Mapping[str, Lowered], schedule: str) -> None:
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(2))
+    expert_map = torch.full((24,), -1, dtype=torch.int32)
+    expert_map[order[:8]] = torch.arange(8, dtype=torch.int32)
+    expert_map[order[9]] = 99  # hostile: there is no such expert here
+    check(kernels, drawn(2, -2, 27, (19, 6)), 8, schedule, expert_map)
 
 
 @SCHEDULES
 @pytest.mark.parametrize("mapped", [False, True])
-def test_each_row_is_its_token_times_the_weight_of_the_assignment(schedule: str, mapped: bool) -> None:
-    random = np.random.default_rng(3)
-    ids, weights = random.integers(-1, 6, (7, 3)), random.standard_normal((7, 3)).astype(np.float32)
-    expert_map = np.arange(6)[::-1].copy() if mapped else None
-    x, *found = permuted(ids, 6, schedule, expert_map=expert_map, weights=weights)
-    rows, ends, positions = expected(x, ids, 6, expert_map)
-    for token, slot in np.argwhere(positions >= 0):
-        rows[positions[token, slot]] = x[token] * weights[token, slot]
-    for have, want in zip(found, (rows, ends, positions), strict=True):
-        np.testing.assert_array_equal(have, want)
+def test_each_row_is_its_token_times_the_weight_of_the_assignment(
+    kernels: Mapping[str, Lowered], schedule: str, mapped: bool
+) -> None:
+    weights = torch.randn((7, 3), generator=torch.Generator().manual_seed(3))
+    expert_map = torch.arange(6, dtype=torch.int32).flip(0).contiguous() if mapped else None
+    check(kernels, drawn(3, -1, 6, (7, 3)), 6, schedule, expert_map, weights)
 
 
-def combined(rows: Any, positions: Any, weights: Any, threads: int, at_once: int) -> Any:
-    tokens, n = len(positions), rows.shape[1]
-    y = np.full((tokens, n), UNTOUCHED, np.float32)
-    kernel = COMBINE["MoeCombine"](threads, at_once)
-    of_rows, places, of_y = (Tensor.of(np.ascontiguousarray(t)) for t in (rows, positions, y))
-    of_rows.iterator.memory = of_numbers(of_rows.iterator.memory)
-    of = of_rows, places, None if weights is None else Tensor.of(np.ascontiguousarray(weights)), of_y
-    run(kernel.kernel, (tokens, -(-n // (8 * threads))), threads, *of)
+def combined(kernel: Lowered, rows: Tensor, positions: Tensor, weights: Tensor | None) -> Tensor:
+    y = torch.full((len(positions), rows.shape[1]), float("nan")).bfloat16()
+    run(kernel, [rows, positions.int(), weights, y], [y])
     return y
 
 
-def of_numbers(values: Any) -> Any:
-    found = np.empty(values.shape, object)
-    found[:] = [CUTLASS.Float32(value) for value in values]
-    return found
-
-
-@pytest.mark.parametrize("at_once", [2, 4, 8])
-@pytest.mark.parametrize(("top_k", "n"), [(1, 8), (3, 264), (8, 48), (11, 520)])
-def test_rows_are_added_by_their_weights_in_the_order_of_slots(at_once: int, top_k: int, n: int) -> None:
-    random, tokens = np.random.default_rng(top_k), 3
-    rows = random.standard_normal((tokens * top_k, n)).astype(np.float32)
-    positions = random.permutation(tokens * top_k).reshape(tokens, top_k)
-    weights = random.random((tokens, top_k)).astype(np.float32)
-    found = combined(rows, positions, weights, 32, at_once)
-    np.testing.assert_array_equal(found, _sums(rows, positions, weights))
-
-
-def test_rows_without_weights_are_added_alone() -> None:
-    random = np.random.default_rng(0)
-    rows, positions = random.standard_normal((9, 48)).astype(np.float32), random.permutation(9).reshape(3, 3)
-    found = combined(rows, positions, None, 32, 2)
-    np.testing.assert_array_equal(found, _sums(rows, positions, np.ones((3, 3), np.float32)))
-
-
-def test_positions_that_are_no_rows_add_nothing_not_even_nan() -> None:
-    rows = np.ones((12, 16), np.float32)
-    rows[0] = np.nan  # what is loaded in the place of none
-    positions = np.array([[-1, 3, 12, 5], [-1, -1, -1, -1], [11, 1 << 30, -(1 << 31), 1]])
-    found = combined(rows, positions, np.full((3, 4), 2, np.float32), 32, 8)
-    np.testing.assert_array_equal(found, np.repeat([[4], [0], [4]], 16, 1))
-
-
-def _sums(rows: Any, positions: Any, weights: Any) -> Any:
-    y = np.zeros((len(positions), rows.shape[1]), np.float32)
-    for token, of_token in enumerate(positions):
+def sums(rows: Tensor, positions: Tensor, weights: Tensor) -> Tensor:
+    """Slot by slot, in f32."""
+    y = torch.zeros((len(positions), rows.shape[1]))
+    for token, of_token in enumerate(positions.tolist()):
         for slot, place in enumerate(of_token):
-            y[token] += rows[place] * weights[token, slot]
-    return y
+            y[token] += rows[place].float() * weights[token, slot]
+    return y.bfloat16()
+
+
+@pytest.mark.parametrize("at_once", AT_ONCE)
+@pytest.mark.parametrize(("top_k", "n"), [(1, 8), (3, 264), (8, 48), (11, 1032)])
+def test_rows_are_added_by_their_weights_in_the_order_of_slots(
+    kernels: Mapping[str, Lowered], at_once: int, top_k: int, n: int
+) -> None:
+    """Products are exact, and sums only in their order: small numbers are lost beside large ones that cancel."""
+    random, tokens = torch.Generator().manual_seed(top_k), 3
+    numbers = torch.tensor([1.0, -3.0, 5.0, 2.0**26, -(2.0**26)])
+    rows = numbers[torch.randint(5, (tokens * top_k, n), generator=random)].bfloat16()
+    positions = torch.randperm(tokens * top_k, generator=random).view(tokens, top_k)
+    weights = 2.0 ** torch.randint(-1, 2, (tokens, top_k), generator=random)
+    wanted = sums(rows, positions, weights)
+    assert torch.equal(combined(kernels[combine(at_once)], rows, positions, weights), wanted)
+    if top_k > 3:
+        assert not torch.equal(sums(rows, positions.flip(1), weights.flip(1)), wanted)
+
+
+def test_rows_without_weights_are_added_alone(kernels: Mapping[str, Lowered]) -> None:
+    random = torch.Generator().manual_seed(0)
+    rows, positions = torch.randn((9, 48), generator=random).bfloat16(), torch.randperm(9, generator=random).view(3, 3)
+    found = combined(kernels[combine(2, weighted=False)], rows, positions, None)
+    assert torch.equal(found, sums(rows, positions, torch.ones(3, 3)))
+
+
+def test_positions_that_are_no_rows_add_nothing_not_even_nan(kernels: Mapping[str, Lowered]) -> None:
+    rows = torch.ones(12, 16).bfloat16()
+    rows[0] = float("nan")  # what is loaded in the place of none
+    positions = torch.tensor([[-1, 3, 12, 5], [-1, -1, -1, -1], [11, 1 << 30, -(1 << 31), 1]])
+    found = combined(kernels[combine(8)], rows, positions, torch.full((3, 4), 2.0))
+    assert torch.equal(found, torch.tensor([4.0, 0.0, 4.0]).bfloat16()[:, None].expand(3, 16))

@@ -6,24 +6,17 @@ import itertools
 import math
 import random
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from aot.compile.lower import Lowered, LoweringError, lower
-from aot.pack.forms import capability
-from aot.pack.write import Package
 from aot.search.legal import legal_variants, of_name, unsuited
 from aot.search.provider import provider_names
-from aot.search.targets import target
 from aot.search.variants import Variant
 from aot.tune import measure
 from aot.tune.operation import tuning
-from runtime import Library
-from runtime.container.archive import Archive
 from runtime.gemm.signature import Signature
 from runtime.grouped_gemm import Signature as Grouped
 from runtime.moe.combine import Signature as Combine
@@ -31,8 +24,7 @@ from runtime.moe.permute import Signature as Permute
 from runtime.quantise import Signature as Quantise
 from runtime.rmsnorm import Signature as RmsNorm
 
-from .driver import EmulatingDriver, as_on_gpu, small_gpu
-from .parse import parse
+from .launcher import launcher
 
 NOT_KNOWN = ("sm107_dense",)  # families whose products NVIDIA has not documented
 _TRIES = 6  # some legal variants spill registers
@@ -148,39 +140,9 @@ def launching(
 ) -> Iterator[Callable[[Any], None]]:
     """What launches a variant on an operand set, on a GPU that holds so many clusters; `forgets` is one of `BROKEN`."""
     cluster = [variant.options[name] for name in ("cluster_m", "cluster_n", "cluster") if name in variant.options]
-    record, ptx = lowered.record, broken(lowered.ptx, forgets) if forgets else lowered.ptx
-    sizes = {
-        record["kernels"][launch["kernel"]]["symbol"]: tuple(p["size"] for p in launch["parameters"])
-        for launch in record["program"]["launches"]
-    }
-    driver = EmulatingDriver(
-        kernels={lowered.cubin: sizes},
-        ptx={lowered.cubin: parse(ptx)},
-        kind=small_gpu(clusters * math.prod(map(int, cluster)) + 1),
-        capability=capability(variant.target),
-        # What a cubin of sm_90 and later calls static has the KiB that CUDA reserves: only a GPU can tell whether a
-        # kernel fits that has all the rest besides.
-        shared_bytes=target(variant.target).shared_bytes_per_block + 1024,
-        seed=seed,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        package = Package()
-        package.add_function(record, lowered.cubin)
-        package.write(Path(folder) / "one.aot")
-        with Library([Archive.open(Path(folder) / "one.aot")], driver) as library:
-            function = library.functions[variant.name()]
-
-            def launch(operands: Any) -> None:
-                written = {tensor.data_ptr() for tensor in operands.outputs().values()}
-                given = []
-                for x in operands.arguments():
-                    if hasattr(x, "data_ptr"):
-                        driver.give(x, writable=x.data_ptr() in written)
-                        x = as_on_gpu(x)
-                    given.append(x)
-                function(*given, stream=0)
-
-            yield launch
+    kernel = replace(lowered, ptx=broken(lowered.ptx, forgets)) if forgets else lowered
+    with launcher(kernel, clusters * math.prod(map(int, cluster)) + 1, seed) as launch:
+        yield lambda operands: launch(operands.arguments(), operands.outputs().values())
 
 
 def check(

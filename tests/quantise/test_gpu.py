@@ -5,14 +5,13 @@ pytest -m gpu tests/quantise --archive=X, for an archive of benchmarks/moe_fp8.y
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import runtime
 from runtime import Library
 from runtime.moe.permute import Signature as Permute
 from runtime.quantise import Signature as Quantise
@@ -24,18 +23,13 @@ torch = pytest.importorskip("torch")
 from aot.tune import measure  # noqa: E402  # needs torch
 from aot.tune.operation import tuning  # noqa: E402
 
+from ..gpu_library import library_of_module as library_of_module  # noqa: E402
+
 pytestmark = pytest.mark.gpu
 
 ROWS = 1, 2, 7, 33, 129, 1000
 EXTENTS = 16, 128, 400, 768, 2048, 7168
 SCALINGS = "block", "row_column"
-
-
-@pytest.fixture(scope="module")
-def library(tuned_archive: Path) -> Iterator[Library]:
-    with runtime.load(tuned_archive) as library:
-        yield library
-        torch.cuda.synchronize()
 
 
 @pytest.fixture(scope="module")

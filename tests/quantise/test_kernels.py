@@ -1,166 +1,159 @@
-"""What the kernels that quantise rows do to memory, thread by thread on the CPU; see `tests.emulated`."""
+"""What the kernels that quantise rows do to memory, on the emulated GPU (`tests.ptx`)."""
 
 from __future__ import annotations
 
-import types
-from typing import Any
+from collections.abc import Mapping
 
-import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
-from ..command_line import ROOT
-from ..emulated import CUTLASS, E4M3, HERE, Pointer, Tensor, module, run
+from aot.compile.lower import Lowered
+from aot.tune.elements import poisoned
 
-QUANTISE = module(ROOT / "aot/kernels/quantise.py")
-PERMUTE = module(ROOT / "aot/kernels/moe_permute.py")
-OUTPUT = module(
-    ROOT / "aot/kernels/sm90/persistent/quantised_output.py",
-    "aot.kernels.sm90.persistent",
-    {
-        **{name: QUANTISE[name] for name in ("inverse_of", "over_threads", "scale_of")},
-        **dict.fromkeys(("EpilogueOperands", "EpilogueTile", "TileCoord"), Any),
-        **{"WGMMA_ROWS": 64, "CONSUMERS": 2, "meet_to_scale": lambda: HERE.shared.barrier.wait()},
-    },
-)
-UNTOUCHED = np.float32(-7777.0)
+from ..ptx.compiled import functions_once, run
+
+TILES = "tests/parts_of_kernels.py:quantised_tiles"
 SCALINGS = pytest.mark.parametrize("scaling", ["block", "row_column"])
+# By whether there is a map of experts, and weights: how many elements a row has.
+PERMUTED = {(False, False): (400, 1040), (True, True): (48, 400)}
 
 
-def rows_of(m: int, k: int, seed: int = 0) -> Any:
+def quantise(scaling: str, grouped: bool = False) -> str:
+    elements = "bf16_i32_e4m3_f32_f32" if grouped else "bf16_e4m3_f32_f32"
+    return f"own.quantise.{elements}.{scaling}_scaled.threads128.sm_90a"
+
+
+def permute(scaling: str, schedule: str, mapped: bool, weighted: bool) -> str:
+    given = ("bf16", "i32", *(["i32"] if mapped else []), *(["f32"] if weighted else []))
+    elements = "_".join((*given, "e4m3", "i32", "i32", "f32", "f32"))
+    return f"own.moe_permute.{elements}.{scaling}_scaled.{schedule}.threads128.sm_90a"
+
+
+@pytest.fixture(scope="module")
+def kernels(request: pytest.FixtureRequest) -> Mapping[str, Lowered]:
+    names = [quantise(scaling, grouped) for scaling in ("block", "row_column") for grouped in (False, True)]
+    names += [
+        permute(scaling, schedule, *given)
+        for scaling in ("block", "row_column")
+        for schedule in ("one_launch", "two_launches")
+        for given in PERMUTED
+    ]
+    return functions_once(
+        request, "quantise", [*names, TILES], constants={"aot.kernels.moe_permute:_RANKING_THREADS": 96}
+    )
+
+
+def rows_of(m: int, k: int, seed: int = 0) -> Tensor:
     """Rows of different magnitudes; one is zero, and so is the second block of each."""
-    random = np.random.default_rng(seed)
-    x = (random.standard_normal((m, k)) * 10.0 ** random.integers(-5, 5, (m, 1))).astype(np.float32)
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn((m, k), generator=random) * 10.0 ** torch.randint(-5, 5, (m, 1), generator=random)
     x[2 % m] = 0
     x[:, 128:256] = 0
-    return x
+    return x.bfloat16()
 
 
-def expected(x: Any, scaling: str) -> tuple[Any, Any]:
+def expected(x: Tensor, scaling: str) -> tuple[Tensor, Tensor]:
     """y and scales, in f32 as kernels compute."""
     m, k = x.shape
     width = 128 if scaling == "block" else k
-    padded = np.zeros((m, -(-k // width), width), np.float32)
-    padded.reshape(m, -1)[:, :k] = x
-    amax = np.maximum(np.abs(padded).max(-1), np.float32(1e-10))
-    y = np.array(E4M3.rounded((padded * (np.float32(448.0) / amax)[..., None]).reshape(m, -1)[:, :k]))
-    scale = amax / np.float32(448.0)
-    return y, scale if scaling == "block" else scale[:, 0]
+    padded = torch.zeros((m, -(-k // width), width))
+    padded.view(m, -1)[:, :k] = x.float()
+    amax = padded.abs().amax(-1).clamp_min(1e-10)
+    y = (padded * (torch.tensor(448.0) / amax)[..., None]).view(m, -1)[:, :k]
+    scale = amax / torch.tensor(448.0)
+    return y.to(torch.float8_e4m3fn).float(), scale if scaling == "block" else scale[:, 0]
 
 
-def numbers(x: Any) -> Tensor:
-    """A tensor whose elements know how to become f32."""
-    found = np.empty(x.shape, object)
-    found.reshape(-1)[:] = [CUTLASS.Float32(value) for value in x.flat]
-    return Tensor.of(found)
-
-
-def outputs(m: int, k: int, scaling: str) -> tuple[Any, Any]:
+def outputs(m: int, k: int, scaling: str) -> tuple[Tensor, Tensor]:
+    """Full of NaN."""
     shape = (m, -(-k // 128)) if scaling == "block" else (m,)
-    return np.full((m, k), UNTOUCHED, np.float32), np.full(shape, UNTOUCHED, np.float32)
+    return poisoned((m, k), "e4m3", "cpu"), poisoned(shape, "f32", "cpu")
 
 
-def quantised(x: Any, scaling: str, threads: int = 64, ends: Any = None) -> tuple[Any, Any]:
-    (m, k), of_row = x.shape, scaling == "row_column"
-    y, scale = outputs(m, k, scaling)
-    kernels = QUANTISE["Quantise"](of_row, threads)
-    grid = m if of_row else -(-scale.size // (threads // 8))
-    given = numbers(x), None if ends is None else Tensor.of(ends), Tensor.of(y, E4M3), Tensor.of(scale)
-    run(kernels.whole_rows if of_row else kernels.blocks_of_rows, (grid, 1), threads, *given)
-    return y, scale
+def quantised(
+    kernels: Mapping[str, Lowered], x: Tensor, scaling: str, ends: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    found = outputs(x.shape[0], x.shape[1], scaling)
+    run(kernels[quantise(scaling, ends is not None)], [x, ends, *found], found)
+    return found[0].float(), found[1]
 
 
 @SCALINGS
-@pytest.mark.parametrize(("m", "k"), [(1, 16), (3, 128), (4, 400), (2, 1040), (5, 256)])
-def test_rows_are_over_their_scales_and_rounded(scaling: str, m: int, k: int) -> None:
+@pytest.mark.parametrize(("m", "k"), [(1, 16), (3, 128), (4, 400), (2, 2096), (5, 256)])
+def test_rows_are_over_their_scales_and_rounded(kernels: Mapping[str, Lowered], scaling: str, m: int, k: int) -> None:
     x = rows_of(m, k, k)
-    for found, wanted in zip(quantised(x, scaling), expected(x, scaling), strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    for found, wanted in zip(quantised(kernels, x, scaling), expected(x, scaling), strict=True):
+        assert torch.equal(found, wanted)
 
 
 @SCALINGS
-def test_what_is_all_zeros_stays_so_and_has_a_scale(scaling: str) -> None:
-    y, scale = quantised(np.zeros((3, 144), np.float32), scaling)
+def test_what_is_all_zeros_stays_so_and_has_a_scale(kernels: Mapping[str, Lowered], scaling: str) -> None:
+    y, scale = quantised(kernels, torch.zeros(3, 144).bfloat16(), scaling)
     assert not y.any()
-    np.testing.assert_array_equal(scale, np.float32(1e-10) / np.float32(448.0))
+    assert torch.equal(scale, (torch.tensor(1e-10) / torch.tensor(448.0)).expand_as(scale))
 
 
 @SCALINGS
-def test_the_largest_of_what_shares_a_scale_becomes_the_largest_there_is(scaling: str) -> None:
+def test_the_largest_of_what_shares_a_scale_becomes_the_largest_there_is(
+    kernels: Mapping[str, Lowered], scaling: str
+) -> None:
     x = rows_of(5, 384, 1)[[0, 1, 3, 4]]
-    y, scale = quantised(x, scaling)
-    assert np.abs(y).max() == 448.0
-    assert np.abs(y[:, :128]).max(-1).tolist() == [448.0] * 4 or scaling == "row_column"
-    np.testing.assert_allclose(np.abs(x).max(-1), 448 * (scale.max(-1) if scaling == "block" else scale), rtol=1e-6)
+    y, scale = quantised(kernels, x, scaling)
+    assert y.abs().max() == 448.0
+    assert y[:, :128].abs().amax(-1).tolist() == [448.0] * 4 or scaling == "row_column"
+    largest = scale.amax(-1) if scaling == "block" else scale
+    torch.testing.assert_close(x.float().abs().amax(-1), 448 * largest, rtol=1e-6, atol=0)
 
 
 @SCALINGS
 @pytest.mark.parametrize("end", [-3, 0, 2, 5, 99])
-def test_rows_behind_the_last_group_stay_as_they_are(scaling: str, end: int) -> None:
+def test_rows_behind_the_last_group_stay_as_they_are(kernels: Mapping[str, Lowered], scaling: str, end: int) -> None:
     x, kept = rows_of(5, 160), min(max(end, 0), 5)
-    for found, wanted in zip(quantised(x, scaling, ends=np.array([1, 0, end])), expected(x, scaling), strict=True):
-        np.testing.assert_array_equal(found[:kept], wanted[:kept])
-        assert (found[kept:] == UNTOUCHED).all()
+    ends = torch.tensor([1, 0, end], dtype=torch.int32)
+    for found, wanted in zip(quantised(kernels, x, scaling, ends), expected(x, scaling), strict=True):
+        assert torch.equal(found[:kept], wanted[:kept])
+        assert bool(found[kept:].isnan().all())
 
 
 @SCALINGS
 @pytest.mark.parametrize("schedule", ["one_launch", "two_launches"])
-@pytest.mark.parametrize(("k", "weighed"), [(48, False), (400, False), (400, True), (1040, False)])
+@pytest.mark.parametrize(
+    ("mapped", "weighted", "k"), [(*given, k) for given, extents in PERMUTED.items() for k in extents]
+)
 def test_tokens_are_quantised_into_the_rows_of_their_experts(
-    scaling: str, schedule: str, k: int, weighed: bool, monkeypatch: pytest.MonkeyPatch
+    kernels: Mapping[str, Lowered], scaling: str, schedule: str, mapped: bool, weighted: bool, k: int
 ) -> None:
     """The rows, positions and untouched ends are those of a copy of quantised tokens, times weights where these are."""
-    monkeypatch.setitem(PERMUTE, "_RANKING_THREADS", 96)
-    ids, experts, threads = np.random.default_rng(k).integers(-1, 6, (5, 3)), 5, 64
-    x, weights = rows_of(5, k, k), np.random.default_rng(k).standard_normal((5, 3)).astype(np.float32)
-    given = numbers(x), Tensor.of(weights) if weighed else None
+    random, experts = torch.Generator().manual_seed(k), 5
+    ids = torch.randint(-1, 6, (5, 3), generator=random, dtype=torch.int32)
+    x, expert_map = rows_of(5, k, k), torch.arange(experts, dtype=torch.int32) if mapped else None
+    weights = torch.randn((5, 3), generator=random) if weighted else None
     rows, scale = outputs(15, k, scaling)
-    ends, positions = np.full(experts, -9, np.int64), np.full((5, 3), -9, np.int64)
-    kernels = PERMUTE["MoePermute"](schedule, threads, scaling=scaling, mapped=k == 48)
-    to, of_ids, integers = (
-        (Tensor.of(rows, E4M3), Tensor.of(scale)),
-        Tensor.of(ids),
-        (Tensor.of(ends), Tensor.of(positions)),
-    )
-    if schedule == "one_launch":
-        run(kernels.rank_and_copy, (6, 1), threads, given, of_ids, None, to, *integers)
-    else:
-        run(kernels.rank, (1, 1), 96, of_ids, None, *integers)
-        run(kernels.copy, (5, 1), threads, given, to, integers[1])
-    order = [tuple(place) for expert in range(experts) for place in np.argwhere(ids == expert)]
-    assert [positions[place] for place in order] == list(range(len(order)))
-    of_rows = np.stack([x[token] * (weights[token, slot] if weighed else 1) for token, slot in order])
-    for found, wanted in zip((rows, scale), expected(of_rows.astype(np.float32), scaling), strict=True):
-        np.testing.assert_array_equal(found[: len(order)], wanted)
-        assert (found[len(order) :] == UNTOUCHED).all()
+    ends, positions = (torch.full(shape, -9, dtype=torch.int32) for shape in ((experts,), (5, 3)))
+    written = rows, ends, positions, scale
+    run(kernels[permute(scaling, schedule, mapped, weighted)], [x, ids, expert_map, weights, *written], written)
+    order = [(token, slot) for expert in range(experts) for token, slot in (ids == expert).nonzero().tolist()]
+    assert [int(positions[place]) for place in order] == list(range(len(order)))
+    assert int((positions < 0).sum()) == 15 - len(order)
+    of_rows = [x[token] if weights is None else (x[token].float() * weights[token, slot]) for token, slot in order]
+    for found, wanted in zip((rows.float(), scale), expected(torch.stack(of_rows).bfloat16(), scaling), strict=True):
+        assert torch.equal(found[: len(order)], wanted)
+        assert bool(found[len(order) :].isnan().all())
 
 
 @pytest.mark.parametrize("end", [64, 40, 3])
-def test_both_warp_groups_of_a_tile_scale_a_row_by_the_largest_of_its_128_columns(end: int) -> None:
+def test_both_warp_groups_of_a_tile_scale_a_row_by_the_largest_of_its_128_columns(
+    kernels: Mapping[str, Lowered], end: int
+) -> None:
     """Tiles one after the other, the first of which has larger numbers, and the last of which is behind all columns of
     D, as a cluster's may be; rows behind a group's end get no scale."""
-    random = np.random.default_rng(end)
-    tiles = [(random.standard_normal((64, 128)) * size).astype(np.float32) for size in (8, 1, 1)]
-    tiles[1][5] = 0
-    found, scales = [np.zeros((64, 128), np.float32) for _ in tiles], np.full((64, 2), UNTOUCHED, np.float32)
-    memory = np.full(128, np.nan, np.float32)
-
-    def kernel() -> None:
-        group, thread = HERE.thread // 128, HERE.thread % 128
-        row, column = thread // 32 * 16 + thread % 32 // 4, thread % 4 * 2
-        operands = types.SimpleNamespace(shared_scales=Pointer(memory), group=group, row=row, column=column)
-        operands.scale_d, operands.first_row = Tensor.of(scales), lambda coord, atom: 0
-        places = [
-            (row + 8 * half, 64 * group + 8 * j + column + i) for j in range(8) for half in (0, 1) for i in (0, 1)
-        ]
-        for number, tile in enumerate(tiles):
-            at = types.SimpleNamespace(coord=types.SimpleNamespace(end=end, column=number), atom=0)
-            values = [CUTLASS.Float32(tile[place]) for place in places]
-            for place, value in zip(places, OUTPUT["quantised"](operands, values, at), strict=True):
-                found[number][place] = value
-
-    run(kernel, (1, 1), 256)
-    for number, tile in enumerate(tiles[:2]):
-        amax = np.maximum(np.abs(tile).max(-1), np.float32(1e-10))
-        np.testing.assert_array_equal(scales[:end, number], amax[:end] / np.float32(448.0))
-        np.testing.assert_allclose(found[number], tile * (np.float32(448.0) / amax)[:, None], rtol=1e-6)
-    assert (scales[end:] == UNTOUCHED).all()
+    random = torch.Generator().manual_seed(end)
+    x = torch.randn((3, 64, 128), generator=random) * torch.tensor([8.0, 1.0, 1.0])[:, None, None]
+    x[1, 5] = 0
+    y, scale = poisoned(tuple(x.shape), "f32", "cpu"), poisoned((64, 2), "f32", "cpu")
+    run(kernels[TILES], [x, end, y, scale], [y, scale])
+    amax = x.abs().amax(-1).clamp_min(1e-10)
+    assert torch.equal(y, x * (torch.tensor(448.0) / amax)[..., None])
+    assert torch.equal(scale[:end], (amax / torch.tensor(448.0))[:2, :end].T)
+    assert bool(scale[end:].isnan().all())

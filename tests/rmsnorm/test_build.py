@@ -14,7 +14,7 @@ from runtime import Library
 from runtime.container.archive import Archive
 
 from ..command_line import ROOT, Run
-from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver
+from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver, kernels_of
 from ..shared import built_once
 
 MANIFEST = """
@@ -45,13 +45,10 @@ def test_what_a_manifest_asks_is_built_listed_and_served(run: Run, norms: Path, 
     assert run("verify", norms).status == 0
     assert "takes: x bf16 (M, 4096), weight bf16 (4096), y bf16 (M, 4096)" in run("show", norms, "input_norm").out
     with Archive.open(norms) as archive:
-        kernels = {}
         assert len(archive.functions) == 6
         for name in archive.functions:
             assert [a["name"] for a in archive.record(name)["arguments"]] == ["x", "weight", "y", "eps", "stream"]
-            (launch,), (kernel,) = archive.record(name)["program"]["launches"], archive.record(name)["kernels"]
-            kernels[archive.cubin(name)] = {kernel["symbol"]: tuple(p["size"] for p in launch["parameters"])}
-        driver = RecordingDriver(kernels=kernels)
+        driver = RecordingDriver(kernels=kernels_of(archive))
         library = Library(archive, driver)
         x, weight, y = FakeTensor((64, 4096)), FakeTensor((4096,)), FakeTensor((64, 4096))
         assert library.call("rmsnorm", x, weight, out=y) is y

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +26,13 @@ torch = pytest.importorskip("torch")
 from aot.tune import measure  # noqa: E402  # needs torch
 from aot.tune.operation import tuning  # noqa: E402
 
+from ..gpu_library import library_of_module as library_of_module  # noqa: E402
+
 pytestmark = pytest.mark.gpu
 
 EXTENTS = 8, 128, 4096, 5376, 16_384
 M_VALUES = 1, 3, 17, 333, 2048
 TOKENS = 1, 64, 512
-
-
-@pytest.fixture(scope="module")
-def library(tuned_archive: Path) -> Iterator[Library]:
-    with runtime.load(tuned_archive) as library:
-        yield library
-        torch.cuda.synchronize()
 
 
 @pytest.fixture(scope="module")

@@ -88,13 +88,7 @@ class GroupedW4:
         load = cpasync.CopyBulkTensorTileG2SOp()
         boxes = box_layout(plan, element)
         of_a = cpasync.make_tiled_tma_atom(load, a, cute.select(boxes, [0, 1]), (plan.box_tokens, plan.tile_k))
-        of_codes, of_scales = (
-            cpasync.make_tiled_tma_atom(load, view, cute.make_layout(tiler), tiler)
-            for view, tiler in (
-                (operands.codes_view(plan, b), operands.codes_tiler(plan)),
-                (operands.scales_view(plan, b, scale_b), operands.scales_tiler(plan)),
-            )
-        )
+        of_codes, of_scales = operands.tma_of_weights(plan, b, scale_b)
         m, groups = cute.size(d, mode=[0]), cute.size(ends)
         grid = _Grid(
             groups,

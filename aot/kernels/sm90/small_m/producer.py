@@ -14,8 +14,8 @@ from . import weight_tiles
 from .pipeline import EMPTY_READY, Pipeline, Work
 from .plan import Plan
 
-_EARLY_STAGES = 2  # loads of B that go ahead of those of A, while the cluster meets
-_EVICT_FIRST = 0x12F0000000000000  # what createpolicy makes of L2::evict_first for everything
+EARLY_STAGES = 2  # loads of B that go ahead of those of A, while the cluster meets
+EVICT_FIRST = 0x12F0000000000000  # what createpolicy makes of L2::evict_first for everything
 
 
 class TmaOperand(NamedTuple):
@@ -67,7 +67,7 @@ def produce(
     if cutlass.const_expr(plan.overlap == "launch"):
         cute.arch.griddepcontrol_wait()
     apart = plan.overlap == "weights" or plan.cluster_n > 1
-    depth = plan.stages if plan.cluster_n == 1 or plan.overlap == "weights" else _EARLY_STAGES
+    depth = plan.stages if plan.cluster_n == 1 or plan.overlap == "weights" else EARLY_STAGES
     early = cutlass.min(count_k, depth)
     for i in cutlass.range(early, unroll=1):
         _begin_stage(load_b, first_k + i, i, full + i, stage_bytes)
@@ -108,7 +108,7 @@ def _loads(plan: Plan, a: TmaOperand, b: TmaOperand, scales: TokenScales, work: 
     boxes = cutlass.min(cute.ceil_div(work.tokens, plan.box_tokens), plan.boxes)
     row_bytes = plan.tile_k * b.shared.element_type.width // 8
     stage_bytes = boxes * (plan.box_tokens * row_bytes) + plan.tile_n * row_bytes
-    policy = cutlass.Int64(_EVICT_FIRST)
+    policy = cutlass.Int64(EVICT_FIRST)
     mask = None
     if plan.cluster_n > 1:
         every_cta = sum(1 << (other * plan.split_k) for other in range(plan.cluster_n))

@@ -69,13 +69,7 @@ class W4(SmallM):
         boxes = box_layout(plan, element)
         box = (plan.box_tokens, plan.tile_k)
         of_a = cpasync.make_tiled_tma_atom(load_a, a, cute.select(boxes, [0, 1]), box)
-        of_codes, of_scales = (
-            cpasync.make_tiled_tma_atom(load, view, cute.make_layout(tiler), tiler)
-            for view, tiler in (
-                (operands.codes_view(plan, b), operands.codes_tiler(plan)),
-                (operands.scales_view(plan, b, scale_b), operands.scales_tiler(plan)),
-            )
-        )
+        of_codes, of_scales = operands.tma_of_weights(plan, b, scale_b)
         tiles_m = cute.ceil_div(cute.size(a, mode=[0]), plan.tile_m)
         tiles_n = cute.round_up(cute.ceil_div(cute.size(b, mode=[0]), plan.tile_n), plan.cluster_n)
         layouts = (n_side_layout(plan, element), boxes)

@@ -8,7 +8,7 @@ from typing import Any
 
 import cutlass
 from cutlass import cute
-from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from runtime.numbers.weights import LANES, WORDS
 
@@ -61,6 +61,19 @@ def scales_tiler(plan: Plan) -> tuple[int, ...]:
     """The shape of a stage of `scales_view`."""
     words = plan.slabs * SCALE_WORDS
     return (words // 2, 2, plan.scale_blocks) if plan.halves else (words, plan.scale_blocks)
+
+
+def tma_of_weights(plan: Plan, b: cute.Tensor, scale_b: cute.Tensor) -> tuple[Any, Any]:
+    """TMA atoms and tensors of codes and of scales."""
+    load = cpasync.CopyBulkTensorTileG2SOp()
+    of_codes, of_scales = (
+        cpasync.make_tiled_tma_atom(load, view, cute.make_layout(tiler), tiler)
+        for view, tiler in (
+            (codes_view(plan, b), codes_tiler(plan)),
+            (scales_view(plan, b, scale_b), scales_tiler(plan)),
+        )
+    )
+    return of_codes, of_scales
 
 
 def codes_stages(plan: Plan, pointer: cute.Pointer) -> cute.Tensor:

@@ -10,12 +10,9 @@ from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
 
 from ..small_m.pipeline import EMPTY_READY, Pipeline, Work
-from ..small_m.producer import TmaOperand
+from ..small_m.producer import EARLY_STAGES, EVICT_FIRST, TmaOperand
 from .operands import codes_tiler, scales_tiler
 from .plan import Plan
-
-_EARLY_STAGES = 2  # loads of weights that go ahead of those of A, while the cluster meets
-_EVICT_FIRST = 0x12F0000000000000  # what createpolicy makes of L2::evict_first for everything
 
 
 class Operands(NamedTuple):
@@ -66,7 +63,7 @@ def produce(plan: cutlass.Constexpr, operands: Operands, pipeline: Pipeline, rea
     if cutlass.const_expr(plan.overlap == "launch"):
         cute.arch.griddepcontrol_wait()
     apart = plan.overlap == "weights" or plan.cluster_n > 1
-    depth = plan.stages if plan.cluster_n == 1 or plan.overlap == "weights" else _EARLY_STAGES
+    depth = plan.stages if plan.cluster_n == 1 or plan.overlap == "weights" else EARLY_STAGES
     early = cutlass.min(count_k, depth)
     for i in cutlass.range(early, unroll=1):
         begin_stage(loads, first_k + i, i, full + i)
@@ -148,7 +145,7 @@ def begin_stage(loads: Loads, k: cutlass.Int32, stage: cutlass.Int32, full: cute
             load.source[None, k],
             load.target[None, stage],
             tma_bar_ptr=full,
-            cache_policy=cutlass.Int64(_EVICT_FIRST),
+            cache_policy=cutlass.Int64(EVICT_FIRST),
         )
 
 
