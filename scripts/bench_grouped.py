@@ -69,7 +69,8 @@ def cases(entries: Sequence[Entry], kinds: Sequence[str], only: str, drawn: int,
     for e in sorted(entries, key=lambda e: (kind(e.signature), e.signature.key())):
         if only not in e.signature.key() or (kinds and kind(e.signature) not in kinds):
             continue
-        given = [m for m, _ in e.candidates if m & (m - 1) == 0 or e.state != "tuned"]
+        looked_at = [t["m"] for t in e.timings] if e.state == "tuned" else [m for m, _ in e.candidates]
+        given = [m for m in looked_at if m & (m - 1) == 0 or e.state != "tuned"]
         draw = random.Random(f"{seed} {e.signature.key()}")
         low, high = math.log(min(given)), math.log(max(given))
         more = {round(math.exp(draw.uniform(low, high))) for _ in range(drawn)}
