@@ -88,7 +88,9 @@ def drawn(documents: Sequence[Document]) -> dict[str, Any]:
         of |= {"torch": torch, "contenders": list(said)}
         layer = layers.setdefault(tuple(map(str, of.values())), of | {"cases": []})
         layer["cases"].append([r["m"], r.get("noise"), *map(_said, said.values())])
-    return {**document, "results": list(layers.values())}
+    rows = list(layers.values())
+    alike = {k: rows[0][k] for k in ("gpu_id", "contenders") if all(r[k] == rows[0][k] for r in rows)} if rows else {}
+    return {**document, "of_each": alike, "results": [{k: v for k, v in r.items() if k not in alike} for r in rows]}
 
 
 def _said(contender: Mapping[str, Any]) -> Any:

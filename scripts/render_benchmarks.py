@@ -24,7 +24,7 @@ from report import ROOT, ends
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 _KERNELS = ROOT / "docs" / "kernels"
-PAGES = PAGE, ROOT / "docs" / "moe.md", _KERNELS / "sm90_w4.md", _KERNELS / "sm90_grouped.md"
+PAGES = PAGE, *(ROOT / "docs" / f"{n}.md" for n in ("moe", "vllm")), _KERNELS / "sm90_w4.md", _KERNELS / "sm90_grouped.md"
 USUAL = "NVIDIA H200, driver 580.159.04"  # the page's head says it, and tables only what is unlike it
 _MOST_WORDS = 4  # of a command that is shown in full
 _MARK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -37,14 +37,21 @@ OFF_GRID = {  # a row for each type of A's elements that has enough cases
 }
 ENOUGH = 30  # cases, for means
 OCCASIONS = (  # runs of occasions_llama.json, what took part, and what the row says
-    ((5, 6), "ours", "tuned, current kernels, two H200s"),
-    ((0, 1, 2), "ours", "earlier kernels, three H200s"),
+    ((5, 6), "ours", "tuned, current, two H200s"),
+    ((0, 1, 2), "ours", "earlier, three H200s"),
     ((2,), "on_slower", 'with `on_slower="torch"`, an H200'),
     ((1, 7, 8), "against", "`runtime.universal()`, three H200s"),
-    ((3,), "ours", "tuned on an H100"),
+    ((9,), "ours", "tuned, current, an H100"),
+    ((9,), "on_slower", 'the same with `on_slower="torch"`'),
+    ((9,), "against", "`runtime.universal()`, an H100"),
     ((4,), "against", "an H200's archive, on an H100"),
 )
 ENGINES = {"llama8b": "vLLM: Llama-3.1-8B, bf16"}
+SERVED = {  # runs of engines_h100.json
+    0: "vLLM: Llama-3.1-8B, bf16, two GPUs",
+    1: "vLLM: gpt-oss-20b, experts in MXFP4",
+    2: "SGLang: Llama-3.1-8B, bf16",
+}
 ON_GRID = {
     "bf16": "bf16",
     "bf16 residual": "bf16 + residual",
@@ -214,32 +221,41 @@ def peers() -> list[str]:
 
 
 def weights() -> list[str]:
-    """4-bit weights beside bf16 of our own, and beside Marlin where that was timed: a row for each layer and format."""
-    document = load("w4_h200")
+    """4-bit weights beside bf16 of our own and beside Marlin: a row for each layer and format."""
+    document = load("w4_h100")
     found = document["results"]
     wrong, error = sum(isinstance(r["error"], str) for r in found), max(r["error"] for r in found)
-    said = f"Wrong: {wrong}; largest relative error {error:.4f}; largest spread {max(r['spread'] for r in found):.0%}."
-    lines = [*_by_layer(found, "bf16_us", "times our bf16", lambda r: f" ({r['of_read']:.2f})"), ""]
-    if "marlin" in document.get("peers", {}):
-        versions = ", ".join(f"{k} {v}" for k, v in document["peers"]["marlin"]["versions"].items())
-        off = [r["marlin_error"] for r in found if isinstance(r["marlin_error"], str)]
-        said += f" Marlin is of {versions}; wrong: {len(off)}."
-        lines += [*_by_layer(found, "marlin_us", "times Marlin", lambda _: ""), ""]
-    else:
-        said += " vLLM's Marlin was not timed (`--peers marlin`)."
-    return [*lines, said, *source("w4_h200")]
+    versions = ", ".join(f"{k} {v}" for k, v in document["peers"]["marlin"]["versions"].items())
+    off = sum(isinstance(r["marlin_error"], str) for r in found)
+    said = f"Wrong: {wrong}; largest relative error {error:.4f}; largest spread {max(r['spread'] for r in found):.0%}. "
+    said += f"Marlin is of {versions}; wrong: {off}."
+    tables = [_by_layer(found, "bf16_us", "times our bf16"), _by_layer(found, "marlin_us", "times Marlin")]
+    return [*tables[0], "", *tables[1], "", said, *source("w4_h100")]
 
 
-def _by_layer(
-    found: Sequence[dict[str, Any]], other: str, what: str, more: Callable[[dict[str, Any]], str]
-) -> list[str]:
+def grouped_weights() -> list[str]:
+    """Experts with 4-bit weights: a row for each other, a column for each range of rows."""
+    results = load("grouped_w4_h100")["results"]
+    bf16 = {r["signature"].replace("bf16_bf16_bf16", "bf16_e2m1_bf16"): r["cases"] for r in results if r["kind"] == "bf16"}
+    ratios: dict[str, list[tuple[int, float]]] = {"torch, in bf16": [], "Marlin": [], "ours, in bf16": []}
+    for r in results:
+        if r["kind"] == "bf16":
+            continue
+        of_m = {c[0]: c[1] for c in bf16[r["signature"].replace("_mxfp4_weight", "")]}
+        for m, ours, torch, marlin in r["cases"]:
+            for name, us in zip(ratios, (torch, marlin, of_m[m]), strict=True):
+                ratios[name].append((m, us / ours))
+    rows = [[name, *_by_rows(cases)] for name, cases in ratios.items()]
+    return [*table(["their time over ours", *_ROWS], rows), *source("grouped_w4_h100")]
+
+
+def _by_layer(found: Sequence[dict[str, Any]], other: str, what: str) -> list[str]:
     """How many times as long as ours another takes, by layer and format; empty where it was not timed."""
     tokens = sorted({r["m"] for r in found})
     rows: dict[tuple[str, str, str], dict[int, str]] = {}
     for r in found:
         n, k, word = re.findall(r"_n(\d+)_k(\d+)_(\w+)_weight$", r["signature"])[0]
-        cell = f"{r[other] / r['us']:.2f}{more(r)}" if other in r else ""
-        rows.setdefault((word, n, k), {})[r["m"]] = cell
+        rows.setdefault((word, n, k), {})[r["m"]] = f"{r[other] / r['us']:.2f}" if other in r else ""
     cells = [[f"{FORMATS[word]}, {n} x {k}", *(of[m] for m in tokens)] for (word, n, k), of in sorted(rows.items())]
     return table([what, *(f"M = {m}" for m in tokens)], cells)
 
@@ -264,19 +280,37 @@ def experts() -> list[str]:
     return [*table(header, rows), "", "; ".join(said) + ".", *source(*EXPERTS)]
 
 
+_ROWS = {"up to 64 rows": (1, 64), "65 to 511": (65, 511), "from 512": (512, math.inf)}
+
+
+def _by_rows(cases: Sequence[tuple[int, float]]) -> list[str]:
+    """Of numbers of rows and how many times as fast, the mean, the worst and the count, by ranges of rows."""
+    of = [[ratio for m, ratio in cases if low <= m <= high] for low, high in _ROWS.values()]
+    return [f"{geometric_mean(ratios):.2f} ({min(ratios):.2f}), {len(ratios)}" if ratios else "" for ratios in of]
+
+
 def grouped() -> list[str]:
     """Grouped GEMMs beside others': a row for each kind and other, a column for each range of rows."""
     results, rows = load("grouped_h200")["results"], []
     for kind, label in GROUPED.items():
         for place, other in ((2, "torch"), (3, "DeepGEMM")):
             cases = [(c[0], c[place] / c[1]) for r in results if r["kind"] == kind for c in r["cases"] if c[place]]
-            cells = []
-            for low, high in ((1, 64), (65, 511), (512, math.inf)):
-                ratios = [ratio for m, ratio in cases if low <= m <= high]
-                cells.append(f"{geometric_mean(ratios):.2f} ({min(ratios):.2f}), {len(ratios)}" if ratios else "")
-            rows += [[f"{label}, {other}", *cells]] if cases else []
-    header = ["their time over ours", "up to 64 rows", "65 to 511", "from 512"]
-    return [*table(header, rows), *source("grouped_h200")]
+            rows += [[f"{label}, {other}", *_by_rows(cases)]] if cases else []
+    return [*table(["their time over ours", *_ROWS], rows), *source("grouped_h200")]
+
+
+def engines() -> list[str]:
+    """Servers with an archive over the same without, and how long until each was ready."""
+    runs = load("engines_h100")["runs"]
+    names = [*(f"decode, batch {b}" for b in (1, 16, 64)), *(f"prefill of {t}" for t in (512, 2048)), "ready, s"]
+    rows = []
+    for run, label in SERVED.items():
+        stock, served = runs[run]["stock"], runs[run]["served"]
+        pairs = [(served["decode"][b]["all"], stock["decode"][b]["all"]) for b in ("1", "16", "64")]
+        pairs += [(stock["prefill"][t]["all"], served["prefill"][t]["all"]) for t in ("512", "2048")]
+        cells = [f"{median(x) / median(y):.2f} ({max(map(_spread, (x, y))):.0%})" for x, y in pairs]
+        rows.append([label, *cells, f"{stock['ready_s']:.0f}, {served['ready_s']:.0f}"])
+    return [*table(["stock over ours", *names], rows), *source("engines_h100")]
 
 
 def models() -> list[str]:
@@ -355,6 +389,8 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "on-grid": on_grid,
     "peers": peers,
     "weights": weights,
+    "grouped-weights": grouped_weights,
+    "engines": engines,
     "experts": experts,
     "grouped": grouped,
     "models": models,

@@ -179,7 +179,8 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
 def whole(document: Mapping[str, Any]) -> dict[str, Any]:
     """A result file with a row for each case, also where `reduce_results.py` put those of a layer together."""
     rows = []
-    for r in document["results"]:
+    for each in document["results"]:
+        r = document.get("of_each", {}) | each
         if "cases" not in r:
             rows.append(r)
             continue
@@ -192,7 +193,7 @@ def whole(document: Mapping[str, Any]) -> dict[str, Any]:
             if TORCH in said:
                 said[TORCH]["variant"] = r["torch"]
             rows.append(of | {"m": m, "contenders": said} | ({} if noise is None else {"noise": noise}))
-    return {**document, "results": rows}
+    return {k: v for k, v in document.items() if k != "of_each"} | {"results": rows}
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -232,25 +233,18 @@ def test_a_peer_of_experts_is_missing_only_where_it_is_asked_for(monkeypatch: py
 # --- the page ---
 
 
-def test_the_page_has_a_table_of_marlin_once_the_result_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = render_benchmarks.load("w4_h200")
-    without = [r | {"us": 10.0, "bf16_us": 24.0} for r in kept["results"]]
-    timed = [r | {"marlin_us": 10.0 + r["m"] / 10, "marlin_error": 1e-3} for r in without]
+def test_the_page_has_a_table_of_marlin(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = render_benchmarks.load("w4_h100")
+    timed = [r | {"us": 10.0, "marlin_us": 10.0 + r["m"] / 10, "marlin_error": 1e-3} for r in kept["results"]]
     wrong = {name: value for name, value in timed[0].items() if name != "marlin_us"} | {"marlin_error": "it is off"}
-    said = {"marlin": {"versions": {"vllm": "0.25.0"}, "search": "its own"}}
-
-    def rendered(results: Any, **more: Any) -> list[str]:
-        document = {name: value for name, value in kept.items() if name != "peers"} | {"results": results} | more
-        monkeypatch.setattr(render_benchmarks, "load", lambda name: document)
-        return render_benchmarks.weights()
-
-    rows = len({r["signature"] for r in without})
-    before, after = rendered(without), rendered([wrong, *timed[1:]], peers=said)
-    assert [line for line in before if "Marlin" in line] == [line for line in before if "not timed" in line]
-    assert after[: rows + 3] == before[: rows + 3]
-    header, _, *table = after[rows + 3 : 2 * rows + 5]
-    assert header.startswith("| times Marlin | M = 1 |")
-    (first,) = [row for row in table if row.startswith("| MXFP4, 28672 x 4096 |")]
-    assert first == "| MXFP4, 28672 x 4096 | 1.01 |  | 1.32 | 1.64 |"
-    assert all(row.split("|")[3] == " 1.16 " for row in table if row != first)
-    assert "Marlin is of vllm 0.25.0; wrong: 1." in after[2 * rows + 6]
+    monkeypatch.setattr(render_benchmarks, "load", lambda name: kept | {"results": [wrong, *timed[1:]]})
+    found = render_benchmarks.weights()
+    begin = next(i for i, line in enumerate(found) if line.startswith("| times Marlin | M = 1 |"))
+    n, k = re.findall(r"_n(\d+)_k(\d+)_", wrong["signature"])[0]
+    rows = found[begin + 2 : begin + 2 + len({r["signature"] for r in timed})]
+    (first,) = [row for row in rows if f" {n} x {k} |" in row and row.startswith("| MXFP4")]
+    assert [cell.strip() for cell in first.split("|")[2:-1]] == [
+        "" if m == wrong["m"] else f"{1 + m / 100:.2f}" for m in sorted({r["m"] for r in timed})
+    ]
+    assert all(row.split("|")[3] == " 1.16 " for row in rows if row != first)
+    assert any("Marlin is of vllm 0.25.0; wrong: 1." in line for line in found)
