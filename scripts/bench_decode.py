@@ -54,9 +54,13 @@ def block_of(archive: Archive, residual: bool) -> Block:
     return found[0]
 
 
-def as_plugins_call(lib: Library, block: Block, layer: replay.Layer) -> tuple[dict[str, Any], dict[str, str], bool]:
-    """What computes each part, the keys of their signatures, and whether gate_up computes the activation."""
+def as_plugins_call(
+    lib: Library, block: Block, layer: replay.Layer, activation: gated.Activation
+) -> tuple[dict[str, Any], dict[str, str], bool]:
+    """What computes each part, the keys of their signatures, and whether gate_up computes the activation, which apart
+    from it is one kernel, as in servers and where it was tuned."""
     number, gemms, keys, fuses = register(lib), dict[str, Any](), dict[str, str](), False
+    gated.use(number, activation)
     for part in block.ways:
         of = SimpleNamespace(weight=layer.weights[part], bias=layer.biases.get(part))
         decision = decide(lib, of)
@@ -96,7 +100,7 @@ def runs_at(step: replay.Step, base: Library, served: Library, block: Block) -> 
     runs: dict[str, Callable[[Any], Any]] = {
         n: functools.partial(replay.run, step, base, c) for n, c in uniform.items()
     }
-    gemms, _, fuses = as_plugins_call(served, block, step.layers[0])
+    gemms, _, fuses = as_plugins_call(served, block, step.layers[0], step.run.gated)
     runs["archive"] = lambda _: step(gemms, fused=fuses)
     return runs
 
@@ -155,7 +159,7 @@ def main() -> int:
     base, served = map(replay.opened, (options.base, options.archive))
     how = GraphOptions(options.context, options.layers, seed=1)
     layers, neighbours = replay.layers_of(block, how), replay.Neighbours.compiled()
-    _, keys, _ = as_plugins_call(served, block, layers[0])
+    _, keys, _ = as_plugins_call(served, block, layers[0], neighbours.gated)
     for part, key in keys.items():
         print(f"{part:8} {key}")
     results = []

@@ -31,17 +31,23 @@ def test_archive_is_called_as_plugins_call_it(tmp_path: Path) -> None:
     (block,) = blocks([MODEL], EVERY)
     lib = library(tmp_path, [s.to_json() for s in EVERY], apart=[(2, 2)])
     layers = [replay.Layer(block, "cpu", torch.Generator().manual_seed(0))]
-    calls = []
+    calls, apart = [], list[Any]()
+
+    def activation(x: torch.Tensor) -> torch.Tensor:
+        apart.append(x.shape)
+        return replay.Neighbours().gated(x)
+
     for m in (2, 3):
-        step = replay.Step(block, layers, m, GraphOptions(context=4), replay.Neighbours())
+        step = replay.Step(block, layers, m, GraphOptions(context=4), replay.Neighbours(gated=activation))
         runs = bench_decode.runs_at(step, lib, lib, block)
         expected = runs["all serial"](None)
-        del lib.calls[:], lib.overlaps[:]
+        del lib.calls[:], lib.overlaps[:], apart[:]
         found = runs["archive"](None)
         assert (found - expected).float().norm() < 0.02 * expected.float().norm()
         assert set(lib.overlaps) == {"weights"}
-        calls.append(lib.calls[2][2])
-    assert calls == ["none", "swiglu"]
+        calls.append((lib.calls[2][2], list(apart)))
+    n = PLAIN["gate_up"].n
+    assert calls == [("none", [(2, n)]), ("swiglu", [])]  # apart, it is the same kernel as in all other steps
 
 
 def served_entries(archive: Archive) -> dict[Any, Any]:

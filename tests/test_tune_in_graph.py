@@ -166,6 +166,25 @@ def test_every_choice_is_timed_at_powers_of_two_and_what_was_asked(tmp_path: Pat
     assert all(count < 20 for _, count in replay.asked[1::2])
 
 
+def test_brief_time_that_noise_made_small_does_not_win(tmp_path: Path) -> None:
+    """All choices take 10 briefly and more for longer, as where the clock falls; with the activation fused least."""
+
+    asked = list[tuple[int, int]]()
+
+    class Drifting(Scripted):
+        def times(self, m: int, choices: Mapping[str, Choice], repeats: int) -> dict[str, Timing]:
+            asked.append((len(choices), repeats))
+            fused = {name: choice[2].parts.gated for name, choice in choices.items()}
+            return {name: Timing(10.0 if repeats < 10 else 10.3 - 0.1 * fused[name], 0.0) for name in choices}
+
+    site = Site((9, 0), GPU, lambda: dict(ENVIRONMENT), Drifting(costs).of)
+    source = made(tmp_path / "tuned.aot", EVERY)
+    ((_, seen),) = tune_in_graph(source, tmp_path / "served.aot", site=site).seen
+    assert [at.us[at.best()] for at in seen] == [pytest.approx(10.2)] * len(seen)
+    assert served(source)[FUSED].apart == ()
+    assert all(repeats >= 48 and repeats % (2 * count) == 0 for count, repeats in asked[1::2])
+
+
 def test_choice_that_cannot_be_launched_is_none(tmp_path: Path) -> None:
     source = made(tmp_path / "tuned.aot", EVERY)
     chosen(source, lambda m, part, way: math.inf if part == "qkv" and way.overlap == "weights" else costs(m, part, way))

@@ -28,8 +28,8 @@ from .history import TABLE as HISTORY
 from .options import GraphOptions, TuneError
 from .timing import Timing
 
-_BRIEF, _LONG = 4, 24  # repeats of all choices, and of the finalists
-_FINALISTS = 6
+_BRIEF, _LONG = 4, 48  # repeats of all choices, and of the finalists at least
+_FINALISTS = 4  # of the choices with the activation in gate_up, and of those without
 _ANY_M = 1 << 31
 
 Progress = Callable[[int, int, str], None]
@@ -147,18 +147,23 @@ def _tokens(block: Block, entries: Mapping[Signature, Entry]) -> list[int]:
 
 
 def _measured(replay: Replay, block: Block, m: int) -> Seen:
-    """All choices, briefly, and then for longer the best of them, the uniform ones, and for what is not chosen of
-    gate_up the best way."""
-    by_name = {str(i): choice for i, choice in enumerate(block.choices())}
-    us = {by_name[name]: t.us for name, t in replay.times(m, by_name, _BRIEF).items()}
-    if not us:
+    """Of all choices, timed briefly, the best with the activation in gate_up, the best without, and the uniform ones,
+    timed for longer. Only these times count: the least of many brief ones is one that noise made small."""
+    brief = _us(replay, block, m, block.choices(), _BRIEF)
+    fastest = sorted(brief, key=brief.__getitem__)
+    words = {choice: tuple(way.parts.gated for way in choice) for choice in fastest}
+    best = [c for word in dict.fromkeys(words.values()) for c in [c for c in fastest if words[c] == word][:_FINALISTS]]
+    finalists = list(dict.fromkeys([*best, *(c for c in block.uniform().values() if c in brief)]))
+    round_of_turns = 2 * len(finalists)  # in which each is timed in each place as often
+    return Seen(m, _us(replay, block, m, finalists, -(-_LONG // round_of_turns) * round_of_turns))
+
+
+def _us(replay: Replay, block: Block, m: int, choices: Sequence[Choice], repeats: int) -> dict[Choice, float]:
+    """Microseconds of a layer by choice, of those that can be launched."""
+    found = replay.times(m, {str(i): choice for i, choice in enumerate(choices)}, repeats)
+    if not found:
         raise TuneError(f"no choice of {block.model or 'the layers'} can be launched at M = {m}; run: aot verify")
-    gated = {choice: tuple(way.parts.gated for way in choice) for choice in us}
-    bests = [min((c for c in us if gated[c] == word), key=us.__getitem__) for word in dict.fromkeys(gated.values())]
-    uniform = [choice for choice in block.uniform().values() if choice in us]
-    finalists = list(dict.fromkeys([*sorted(us, key=us.__getitem__)[:_FINALISTS], *bests, *uniform]))
-    again = replay.times(m, {str(i): choice for i, choice in enumerate(finalists)}, _LONG)
-    return Seen(m, us | {finalists[int(name)]: t.us for name, t in again.items()})
+    return {choices[int(name)]: t.us for name, t in found.items()}
 
 
 # --- what the archive says of it ---
