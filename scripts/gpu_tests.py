@@ -35,9 +35,9 @@ TARGET = "sm_90a"
 
 @dataclass(frozen=True)
 class Tested:
-    """An archive that tests run with: the arguments of `aot build` (none: the archive in the package), of `aot tune`
-    where tests want a tuned one, the files of tests that it serves (none: all that have GPU tests), and arguments of
-    scripts/launch_all.py under compute-sanitizer, one list a run."""
+    """An archive that tests run with: the arguments of `aot build` (none: the archive in the package), or of another
+    `builder` that is a module; of `aot tune` where tests want a tuned one, the files of tests that it serves (none: all
+    that have GPU tests), and arguments of scripts/launch_all.py under compute-sanitizer, one list a run."""
 
     name: str
     build: tuple[str, ...] = ()
@@ -45,6 +45,7 @@ class Tested:
     tests: tuple[str, ...] = ()
     memcheck: tuple[tuple[str, ...], ...] = ()
     racecheck: tuple[tuple[str, ...], ...] = ()
+    builder: tuple[str, ...] = ("aot", "build")
 
 
 # Operations of which an archive has every variant, where they are there.
@@ -86,7 +87,7 @@ ARCHIVES = (
     ),
     Tested(
         *("w4", ("tests/data/w4.yaml", "--candidates", "4")),
-        tests=("tests/test_gpu_w4.py", "tests/test_gpu_sm80_w4.py", "tests/test_gpu_kernels.py"),
+        tests=("tests/test_gpu_w4.py", "tests/test_gpu_kernels.py"),
         memcheck=((),),
         racecheck=(("--schedules",),),
     ),
@@ -95,6 +96,11 @@ ARCHIVES = (
         tests=("tests/moe", "tests/grouped_gemm"),
         memcheck=((),),
         racecheck=(("--schedules",),),
+    ),
+    Tested(
+        *("sm80_w4", ("sm80_w4", "sm80_grouped_w4")),
+        tests=("tests/test_gpu_sm80_w4.py", "tests/grouped_gemm/test_gpu_sm80_w4.py"),
+        builder=("tests.sm80_w4_samples",),  # as `aot build` chooses other families for Hopper
     ),
     Tested("universal", tests=("tests/test_gpu_universal.py",)),
 )
@@ -133,15 +139,15 @@ def main() -> int:
 
 def build(folder: Path, chosen: Sequence[Tested]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {t.name: (*t.build, "--target", TARGET) for t in chosen if t.build}
+    wanted = {t.name: (*t.builder, *t.build) for t in chosen if t.build}
     if len(chosen) == len(ARCHIVES):
-        wanted["functions"] = (*FUNCTIONS, "--target", TARGET)
-    return max(aot("build", *words, "-o", str(folder / f"{name}.aot")) for name, words in wanted.items())
+        wanted["functions"] = ("aot", "build", *FUNCTIONS)
+    return max(module(*words, "--target", TARGET, "-o", str(folder / f"{name}.aot")) for name, words in wanted.items())
 
 
-def aot(*words: str) -> int:
-    """The exit status of `aot` with these words."""
-    return subprocess.run([sys.executable, "-m", "aot", *words], cwd=ROOT, env=environment(), check=False).returncode
+def module(*words: str) -> int:
+    """The exit status of a module with these words."""
+    return subprocess.run([sys.executable, "-m", *words], cwd=ROOT, env=environment(), check=False).returncode
 
 
 def environment() -> dict[str, str]:
@@ -179,7 +185,7 @@ def run(args: argparse.Namespace, chosen: Sequence[Tested]) -> int:
     report.write(
         args.out,
         machine,
-        archives={t.name: " ".join(("aot build", *t.build)) if t.build else "runtime.universal()" for t in chosen},
+        archives={t.name: " ".join((*t.builder, *t.build)) if t.build else "runtime.universal()" for t in chosen},
         passed=passed_with(passed),
         failed=failed,
         never_ran=never,
@@ -204,7 +210,7 @@ def tested(t: Tested, folder: Path, files: Sequence[str]) -> dict[str, tuple[str
     archive = path_of(t, folder)
     if t.tune:
         archive = folder / f"{t.name}_tuned.aot"
-        if status := aot("tune", str(path_of(t, folder)), "-o", str(archive), *t.tune):
+        if status := module("aot", "tune", str(path_of(t, folder)), "-o", str(archive), *t.tune):
             return {f"aot tune of {t.name}": ("failed", f"exit status {status}")}
     chosen = [f for f in files if not t.tests or f.startswith(t.tests)]
     found = folder / f"{t.name}.xml"

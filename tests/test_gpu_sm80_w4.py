@@ -1,5 +1,6 @@
-"""The GEMM of 4-bit weights by mma.sync on a real GPU: pytest -m gpu. It is compiled here, so the DSL must be there; a
-Hopper GPU can run it too, though builds for one choose another."""
+"""The GEMM of 4-bit weights by mma.sync on a real GPU: pytest -m gpu. --archive=X has it, of
+python -m tests.sm80_w4_samples; without one it is compiled here, by the DSL. A Hopper GPU can run it too, though builds
+for one choose another."""
 
 from __future__ import annotations
 
@@ -10,33 +11,26 @@ from typing import Any
 import pytest
 
 import runtime
-from runtime.device.driver import Driver
 from runtime.gemm.signature import Signature
-from runtime.numbers.weights import FORMATS
 
 from .gpu_library import torch as torch
-from .sm80_w4_samples import CHOICES, FAMILY, FULL, pack, variant
+from .sm80_w4_samples import PLAIN, packed_samples
 
 pytestmark = pytest.mark.gpu
 
 TOKENS = (1, 2, 7, 8, 9, 16, 17, 33, 63, 64, 65, 100, 257)
 # Rows and columns of B that are whole tiles of few choices.
 EXTENTS = {"mxfp4_weight": ((16, 64), (1040, 2880), (2864, 4096)), "int4_weight": ((16, 128), (1040, 2048))}
-EPILOGUES = ("none", FULL)
 
 
 @pytest.fixture(scope="module")
-def functions(torch: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[tuple[Signature, Any]]]]:
+def functions(
+    torch: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, list[tuple[Signature, Any]]]]:
     """Every function, by name: one for each signature."""
-    from aot.search.targets import TARGETS
-
-    pytest.importorskip("cutlass", reason="the DSL is not installed")
-    capability = Driver().compute_capability
-    target = next((name for name in FAMILY.targets if capability in TARGETS[name].serves), None)
-    if target is None:
-        pytest.skip("the family has no target for this GPU")
-    variants = [variant(c, word, target, epilogue) for c in CHOICES for word in FORMATS for epilogue in EPILOGUES]
-    with runtime.load(pack(variants, tmp_path_factory.mktemp("sm80_w4"))) as library:
+    given = request.config.getoption("--archive")
+    path, variants = packed_samples(PLAIN, given, tmp_path_factory.mktemp(PLAIN))
+    with runtime.load(path) as library:
         found: dict[str, list[tuple[Signature, Any]]] = {}
         for v in variants:
             plain = Signature(v.a, v.b, v.d, "f32", v.epilogue, 16, 128, scaling=v.scaling)

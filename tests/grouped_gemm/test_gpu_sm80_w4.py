@@ -1,21 +1,20 @@
-"""The grouped GEMM of 4-bit weights by mma.sync on a real GPU, by the tests of every grouped GEMM: pytest -m gpu. It is
-compiled here, so the DSL must be there; a Hopper GPU can run it too, though builds for one choose another."""
+"""The grouped GEMM of 4-bit weights by mma.sync on a real GPU, by the tests of every grouped GEMM: pytest -m gpu.
+--archive=X has it, of python -m tests.sm80_w4_samples; without one it is compiled here, by the DSL. A Hopper GPU can
+run it too, though builds for one choose another."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import runtime
-from aot.search.legal import of_name
-from aot.search.provider import families
-from aot.search.targets import TARGETS
+from aot.search.variants import Variant
 from runtime import Library
-from runtime.device.driver import Driver
 from runtime.grouped_gemm import Signature
 
-from ..sm80_w4_samples import GROUPED, pack, variants_of_groups
+from ..sm80_w4_samples import GROUPED, packed_samples
 
 pytest.importorskip("torch")
 
@@ -36,24 +35,21 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
-    """Of all samples."""
-    pytest.importorskip("cutlass", reason="the DSL is not installed")
-    capability = Driver().compute_capability
-    target = next((t for t in families("own")[GROUPED].targets if capability in TARGETS[t].serves), None)
-    if target is None:
-        pytest.skip("the family has no target for this GPU")
-    with runtime.load(pack(variants_of_groups(target), tmp_path_factory.mktemp(GROUPED))) as library:
+def samples(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Variant]]:
+    return packed_samples(GROUPED, request.config.getoption("--archive"), tmp_path_factory.mktemp(GROUPED))
+
+
+@pytest.fixture(scope="module")
+def library(samples: tuple[Path, list[Variant]]) -> Iterator[Library]:
+    with runtime.load(samples[0]) as library:
         yield library
 
 
 @pytest.fixture(scope="module")
-def functions(library: Library) -> dict[Signature, list[str]]:
-    """All of them, by what they compute, whose extents are none."""
+def functions(samples: tuple[Path, list[Variant]]) -> dict[Signature, list[str]]:
+    """All samples, by what they compute, whose extents are none."""
     found: dict[Signature, list[str]] = {}
-    for name in library.functions:
-        v = of_name(name)
-        assert v is not None
+    for v in samples[1]:
         a, b, d = v.elements
-        found.setdefault(Signature(a, b, d, 2, 512, 512, v.epilogue, scaling=v.scaling), []).append(name)
+        found.setdefault(Signature(a, b, d, 2, 512, 512, v.epilogue, scaling=v.scaling), []).append(v.name())
     return found
