@@ -13,7 +13,8 @@ TOKENS = 8  # of a tile of groups
 
 
 def add_up(masked: bool, pairs: bool) -> Any:
-    """One warp adds up where rows and tiles of groups begin, or pairs of tiles, and writes all that is there of either."""
+    """One warp adds up where rows and tiles of groups begin, or pairs of tiles, and writes all that is there of
+    either."""
     import cutlass
     from cutlass import cute
 
