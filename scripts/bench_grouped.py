@@ -69,7 +69,9 @@ def cases(entries: Sequence[Entry], kinds: Sequence[str], only: str, drawn: int,
     for e in sorted(entries, key=lambda e: (kind(e.signature), e.signature.key())):
         if only not in e.signature.key() or (kinds and kind(e.signature) not in kinds):
             continue
-        looked_at = [m for m, _ in e.candidates] or [t["m"] for t in e.timings]  # a tuned archive may keep no candidates
+        looked_at = [m for m, _ in e.candidates] or [
+            t["m"] for t in e.timings
+        ]  # a tuned archive may keep no candidates
         given = [m for m in looked_at if m & (m - 1) == 0 or e.state != "tuned"]
         draw = random.Random(f"{seed} {e.signature.key()}")
         low, high = math.log(min(given)), math.log(max(given))

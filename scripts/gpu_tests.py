@@ -2,7 +2,7 @@
 no compiler:
 
 python scripts/gpu_tests.py build build/gpu       # needs no GPU; for the GPUs of sm_90a
-python scripts/gpu_tests.py run build/gpu --out build/tests_h200.json
+python scripts/gpu_tests.py run build/gpu --out build/tests_h100.json
 
 A test skips what the archive that it is given lacks; so each runs with every archive here, and counts as passed if it
 passed with one and failed with none. Exit status 1: a test failed, or passed with no archive, but for those that need

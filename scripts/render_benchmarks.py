@@ -24,7 +24,12 @@ from report import ROOT, ends
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 _KERNELS = ROOT / "docs" / "kernels"
-PAGES = PAGE, *(ROOT / "docs" / f"{n}.md" for n in ("moe", "vllm")), _KERNELS / "sm90_w4.md", _KERNELS / "sm90_grouped.md"
+PAGES = (
+    PAGE,
+    *(ROOT / "docs" / f"{n}.md" for n in ("moe", "vllm")),
+    _KERNELS / "sm90_w4.md",
+    _KERNELS / "sm90_grouped.md",
+)
 USUAL = "NVIDIA H200, driver 580.159.04"  # the page's head says it, and tables only what is unlike it
 _MOST_WORDS = 4  # of a command that is shown in full
 _MARK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -236,7 +241,9 @@ def weights() -> list[str]:
 def grouped_weights() -> list[str]:
     """Experts with 4-bit weights: a row for each other, a column for each range of rows."""
     results = load("grouped_w4_h100")["results"]
-    bf16 = {r["signature"].replace("bf16_bf16_bf16", "bf16_e2m1_bf16"): r["cases"] for r in results if r["kind"] == "bf16"}
+    bf16 = {
+        r["signature"].replace("bf16_bf16_bf16", "bf16_e2m1_bf16"): r["cases"] for r in results if r["kind"] == "bf16"
+    }
     ratios: dict[str, list[tuple[int, float]]] = {"torch, in bf16": [], "Marlin": [], "ours, in bf16": []}
     for r in results:
         if r["kind"] == "bf16":
@@ -302,14 +309,18 @@ def grouped() -> list[str]:
 def engines() -> list[str]:
     """Servers with an archive over the same without, and how long until each was ready."""
     runs = load("engines_h100")["runs"]
-    names = [*(f"decode, batch {b}" for b in (1, 16, 64)), *(f"prefill of {t}" for t in (512, 2048)), "ready, s"]
+    names = [
+        *(f"decode, batch {b}" for b in (1, 16, 64)),
+        *(f"prefill of {t}" for t in (512, 2048)),
+        "ready: stock, ours",
+    ]
     rows = []
     for run, label in SERVED.items():
         stock, served = runs[run]["stock"], runs[run]["served"]
         pairs = [(served["decode"][b]["all"], stock["decode"][b]["all"]) for b in ("1", "16", "64")]
         pairs += [(stock["prefill"][t]["all"], served["prefill"][t]["all"]) for t in ("512", "2048")]
         cells = [f"{median(x) / median(y):.2f} ({max(map(_spread, (x, y))):.0%})" for x, y in pairs]
-        rows.append([label, *cells, f"{stock['ready_s']:.0f}, {served['ready_s']:.0f}"])
+        rows.append([label, *cells, f"{stock['ready_s']:.0f} s, {served['ready_s']:.0f} s"])
     return [*table(["stock over ours", *names], rows), *source("engines_h100")]
 
 

@@ -177,8 +177,7 @@ def test_experts_in_mxfp4_are_served_in_the_type_of_the_others() -> None:
 def test_weights_of_experts_stay_in_4_bits_where_that_is_asked_for() -> None:
     """And nothing else: attention, router and lm_head are in bf16."""
     oss = published("gpt-oss-20b", quantization_config={"quant_method": "mxfp4"})
-    (said,) = warnings(oss, scaling="mxfp4_weight")
-    assert "no GPU has run the kernels of experts with weights in 4 bits yet" in said
+    assert warnings(oss, scaling="mxfp4_weight") == []
     plain, built = manifest(oss), manifest(oss, scaling="mxfp4_weight", source="Mine")
     assert built.gemms == plain.gemms
     assert built.model == "mine-mxfp4_weight"

@@ -179,10 +179,8 @@ def model_name(source: str, tp: int, dtype: str, fuse: bool = False, ep: int = 1
 
 
 def _on_experts(found: Model, layers: _Layers) -> Iterator[str]:
-    """What to say of experts whose weights are in 4 bits, as published or as asked for."""
-    if layers.experts and layers.experts.scaling in FORMATS:
-        yield "no GPU has run the kernels of experts with weights in 4 bits yet; aot tune checks each before it serves"
-    elif layers.experts and found.experts_in:
+    """What to say of experts whose weights are published in 4 bits, where the manifest has other types."""
+    if layers.experts and layers.experts.scaling not in FORMATS and found.experts_in:
         yield (
             f"weights of experts are in {found.experts_in.removesuffix('_weight')}; the manifest is for weights that "
             f"were turned into the type of the others, or with --scaling {found.experts_in} for them as they are"

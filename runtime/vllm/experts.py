@@ -104,8 +104,7 @@ def is_ours(chosen: Any) -> bool:
 def ours(triton: type, log: logging.Logger) -> type:
     """The class that is derived from `triton`, vLLM's: an object of it computes as that does until it has `launches`.
 
-    It asks vLLM for the buffers of both. Rows are permuted and multiplied in `apply`; they are added up where vLLM
-    would copy what `apply` made to where the layer's output goes.
+    It asks for the buffers of both. `apply` multiplies rows; they are added up where vLLM would copy what it made.
     """
     combined = _combined(log)
 
@@ -136,10 +135,8 @@ def ours(triton: type, log: logging.Logger) -> type:
         @property
         def expects_unquantized_inputs(self) -> bool:
             """Whether vLLM is to pass tokens as they are, which its own kernels then quantise too."""
-            if self.launches is not None and self.launches.scales:
-                return True
-            found: bool = super().expects_unquantized_inputs
-            return found
+            quantises = self.launches is not None and bool(self.launches.scales)
+            return quantises or bool(super().expects_unquantized_inputs)
 
         def finalize_weight_and_reduce_impl(self) -> Any:
             found, self._combine = self._combine, None
