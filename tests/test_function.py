@@ -79,5 +79,5 @@ def test_function_refuses_tensors_without_memory(library: Library) -> None:
 
 def test_function_too_large_for_this_gpu_says_so(library: Library, driver: RecordingDriver) -> None:
     driver.shared_bytes = 48 << 10
-    with pytest.raises(DeviceError, match="huge: needs 221024 bytes of shared memory"):
+    with pytest.raises(DeviceError, match="huge: needs 220000 bytes of shared memory"):
         library.functions["huge"](*operands(16))

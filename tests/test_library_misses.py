@@ -56,12 +56,19 @@ def test_kernel_too_large_for_this_gpu_gives_way_to_the_next(library: Library, d
     assert driver.launches[0].symbol == "kernel_lean"
 
 
+def test_a_kernel_may_have_all_that_cuda_leaves_of_shared_memory(library: Library, driver: RecordingDriver) -> None:
+    """Cubins for Hopper count a KiB of CUDA's as static, as that of `huge` does."""
+    driver.shared_bytes = 220_000
+    library.gemm(*operands(16, 512, 512)[:2])
+    assert driver.launches[0].symbol == "kernel_huge"
+
+
 def test_miss_says_why_no_kernel_fits_this_gpu(library: Library, driver: RecordingDriver) -> None:
     driver.shared_bytes = 48 << 10
     with pytest.raises(KernelMiss) as miss:
         library.gemm(*operands(16, 512, 512)[:2])
-    assert "huge: needs 221024 bytes of shared memory a block, this GPU has 49152" in str(miss.value)
-    assert "lean: needs 61024" in str(miss.value)
+    assert "huge: needs 220000 bytes of shared memory a block, this GPU has 49152" in str(miss.value)
+    assert "lean: needs 60000" in str(miss.value)
 
 
 def test_extents_that_the_program_cannot_serve_are_a_miss(library: Library, driver: RecordingDriver) -> None:

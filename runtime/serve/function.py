@@ -34,6 +34,10 @@ from .counters import Counters
 from .operands import device_view, flatten, resolve_stream
 from .plan import AnyPlan, LaunchPlan, WorkspacePlan, remember
 
+# Cubins for Hopper and later count as static what CUDA keeps of a CTA's memory, which is beside what it may have: an
+# H100's driver calls such a kernel's static memory 0, and lets it have all of the rest.
+_RESERVED_BYTES = 1 << 10
+
 
 class Unfit(Exception):
     """This device cannot run this function for this shape; another function may do."""
@@ -305,7 +309,10 @@ class Function:
         record = self.record
         evaluation = record.program.evaluate(values, self._last)
         for launch in evaluation.launches:
-            needed = launch.shared_bytes + record.kernels[launch.kernel].shared_bytes
+            static = record.kernels[launch.kernel].shared_bytes
+            if self._driver.compute_capability >= (9, 0):
+                static = max(0, static - _RESERVED_BYTES)
+            needed = launch.shared_bytes + static
             if needed > self._driver.max_shared_bytes:
                 raise Unfit(
                     f"needs {needed} bytes of shared memory a block, this GPU has {self._driver.max_shared_bytes}"
