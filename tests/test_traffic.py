@@ -32,7 +32,7 @@ class Engine:
         self.now += seconds + 1e-6  # or rounding would leave it just before
 
     def add_request(self, name: str, prompt: dict[str, Any], tokens: int) -> None:
-        self.left[f"{name}-x"] = tokens
+        self.left[f"{name}-x"], self.given[f"{name}-x"] = tokens, []
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.left)
@@ -41,7 +41,7 @@ class Engine:
         self.now += self.step_s
         outputs = []
         for name in list(self.left):
-            tokens = self.given.setdefault(name, [])
+            tokens = self.given[name]
             tokens.append(1)
             if len(tokens) == self.left[name]:
                 del self.left[name]
