@@ -68,6 +68,7 @@ from runtime.program.record import Record, TensorView
 from runtime.tables.dispatch import record_mismatch
 from tests import mutants, recording_driver
 from tests.native_stand_in import exchange_capsule
+from tests.pace import slowness
 from tests.recording_driver import (
     DTYPES,
     FakeTensor,
@@ -529,7 +530,7 @@ class Fuzzer:
                     ),
                     data,
                 )
-            if outcome.seconds > CPU_SECONDS.get(outcome.operation, 1.0):
+            if outcome.seconds > CPU_SECONDS.get(outcome.operation, 1.0) * slowness():
                 self._found(
                     Finding(
                         "slow",

@@ -13,6 +13,7 @@ import pytest
 from aot.tune.calibrate import Calibration, Observation, Predictions
 from runtime.gemm.signature import Signature
 
+from .pace import slowness
 from .pages import choosing
 from .recorded_times import Recorded, estimates, family, recorded
 
@@ -182,4 +183,4 @@ def test_a_hundred_functions_are_predicted_in_two_seconds() -> None:
     predict = calibration.of(of.signature)
     for name in names:
         predict.curve(name, [*range(1, 65), *range(72, 8193, 8)])
-    assert time.process_time() - begun < 2.0
+    assert time.process_time() - begun < 2.0 * slowness()

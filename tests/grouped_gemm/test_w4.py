@@ -103,7 +103,8 @@ def test_a_plan_fills_the_shared_memory_of_an_sm_and_no_more(s: Signature) -> No
         each = (228 << 10) // plan.ctas_per_sm - 1024
         of_a_cta = min(TARGETS["sm_90a"].shared_bytes_per_block, each)
         assert a_cta <= of_a_cta, v.name()
-        assert a_cta + found.m_side + found.n_side > of_a_cta or found.stages == 32, v.name()
+        more = found.stages + plan.sliced_k  # stages come in whole rounds of slices
+        assert a_cta + plan.sliced_k * (found.m_side + found.n_side) > of_a_cta or more > 32, v.name()
         assert plan.staging_offset % 16 == 0
 
 
