@@ -106,7 +106,7 @@ def runs_at(step: replay.Step, base: Library, served: Library, block: Block) -> 
 
 
 def measured(runs: Mapping[str, Callable[[Any], Any]], layers: int, m: int, repeats: int) -> dict[str, Any]:
-    """One batch: milliseconds of a step, and how far results are from those of serial layers."""
+    """One batch: microseconds of a step, and how far results are from those of serial layers."""
     with torch.no_grad():
         results = {name: run(None).float() for name, run in runs.items()}
     serial = results["all serial"]

@@ -20,7 +20,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench_vllm import ANSWER_PROMPTS, ANSWER_TOKENS, PROMPT_TOKENS, TEXT_TOKENS, _draw, _integers, _prompts, compared
+from bench_vllm import (
+    ANSWER_PROMPTS,
+    ANSWER_TOKENS,
+    PROMPT_TOKENS,
+    TEXT_TOKENS,
+    compared,
+    draw,
+    drawn_prompts,
+    engine_options,
+)
 from report import ends, out_argument, version, write
 
 from runtime.errors import ArgumentError
@@ -49,15 +58,7 @@ def main() -> int:
 
 
 def _options() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a folder with the config.json of a model")
-    parser.add_argument("--archive", action="append", default=[], help='"universal" or a path; repeat for layers')
-    parser.add_argument("--batches", type=_integers, default=[1, 16, 64], help="sequences decoded at once")
-    parser.add_argument("--prompts", type=_integers, default=[512, 2048], help="lengths of prompts, for prefill")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens that each sequence is decoded for")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--layers", type=int, default=0, help="so many of the model's layers, not all")
-    parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="further arguments of Engine")
+    parser = engine_options(__doc__, "Engine")
     parser.add_argument("--zero", help="set this weight to 0 beside the archive, to see that answers differ")
     out_argument(parser)
     return parser
@@ -127,7 +128,7 @@ def scheduler_process(server_args: Any, *arguments: Any, **words: Any) -> None:
 def draw_weights(scheduler: Any, out: str, zero: str | None) -> None:
     """Draw a scheduler's weights, and write to a file how many layers are served."""
     model = scheduler.tp_worker.model_runner.model
-    _draw(model, zero)
+    draw(model, zero)
     Path(out).write_text(json.dumps(served_layers(model)))
 
 
@@ -158,7 +159,7 @@ def _decode(engine: Any, batch: int, options: argparse.Namespace) -> dict[str, A
     """Output tokens a second after the first of each sequence: the time of `tokens` less that of one."""
     rates = []
     for repeat in range(-1, options.repeats):  # the first warms up
-        prompts = _prompts(batch, PROMPT_TOKENS, repeat)
+        prompts = drawn_prompts(batch, PROMPT_TOKENS, repeat)
         first_s, _ = _generate(engine, prompts, 1)
         all_s, _ = _generate(engine, prompts, options.tokens)
         rates.append(batch * (options.tokens - 1) / (all_s - first_s))
@@ -169,16 +170,16 @@ def _decode(engine: Any, batch: int, options: argparse.Namespace) -> dict[str, A
 
 def _prefill(engine: Any, tokens: int, repeats: int) -> dict[str, Any]:
     """Seconds from a prompt to its first token."""
-    times = [_generate(engine, _prompts(1, tokens, r), 1)[0] for r in range(-2, 2 * repeats)][2:]
+    times = [_generate(engine, drawn_prompts(1, tokens, r), 1)[0] for r in range(-2, 2 * repeats)][2:]
     print(f"prefill of {tokens}: {statistics.median(times) * 1e3:.2f} ms", flush=True)
     return {"s": round(statistics.median(times), 5), "all": [round(t, 5) for t in times]}
 
 
 def _answers(engine: Any) -> dict[str, Any]:
     """Log-probabilities of the tokens of given texts, and greedy tokens after others."""
-    _, read = _generate(engine, _prompts(4, TEXT_TOKENS, 0), 1, return_logprob=True, logprob_start_len=0)
+    _, read = _generate(engine, drawn_prompts(4, TEXT_TOKENS, 0), 1, return_logprob=True, logprob_start_len=0)
     text = [[round(step[0], 5) for step in each["meta_info"]["input_token_logprobs"][1:]] for each in read]
-    _, said = _generate(engine, _prompts(ANSWER_PROMPTS, PROMPT_TOKENS, 99), ANSWER_TOKENS)
+    _, said = _generate(engine, drawn_prompts(ANSWER_PROMPTS, PROMPT_TOKENS, 99), ANSWER_TOKENS)
     return {"text_logprobs": text, "tokens": [each["output_ids"] for each in said]}
 
 

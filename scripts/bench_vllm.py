@@ -53,7 +53,7 @@ def main() -> int:
         is_packed = _is_packed(folder)
         engine = _engine(options, folder, is_packed)
         ready_s = time.perf_counter() - began
-    served = engine.apply_model(_served if is_packed else functools.partial(_draw, zero=options.zero))[0]
+    served = engine.apply_model(_served if is_packed else functools.partial(draw, zero=options.zero))[0]
     of_experts = (
         f" and {served['experts_served']} of {served['experts']} layers of experts" if served["experts"] else ""
     )
@@ -119,22 +119,28 @@ def _beside_stock(options: argparse.Namespace) -> int:
 
 
 def _options() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = engine_options(__doc__, "vllm.LLM")
+    parser.add_argument("--traffic", type=int, default=0, help="runs of requests of random lengths (traffic.py)")
+    parser.add_argument("--unquantised", action="store_true", help="leave quantization_config out of config.json")
+    parser.add_argument("--beside-stock", action="store_true", help="run vLLM without the archive first")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for one engine of --beside-stock")
+    parser.add_argument("--zero", help="set this weight to 0, to see that the comparison fails")
+    parser.add_argument("--against", type=Path, help="the result file of another run to compare with")
+    out_argument(parser)
+    return parser
+
+
+def engine_options(about: str | None, engine: str) -> argparse.ArgumentParser:
+    """What the scripts of all engines take; `engine` is what takes the further arguments."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a folder with the config.json of a model")
     parser.add_argument("--archive", action="append", default=[], help='"universal" or a path; repeat for layers')
     parser.add_argument("--batches", type=_integers, default=[1, 16, 64], help="sequences decoded at once")
     parser.add_argument("--prompts", type=_integers, default=[512, 2048], help="lengths of prompts, for prefill")
     parser.add_argument("--tokens", type=int, default=64, help="tokens that each sequence is decoded for")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--traffic", type=int, default=0, help="runs of requests of random lengths (traffic.py)")
     parser.add_argument("--layers", type=int, default=0, help="so many of the model's layers, not all")
-    parser.add_argument("--unquantised", action="store_true", help="leave quantization_config out of config.json")
-    parser.add_argument("--beside-stock", action="store_true", help="run vLLM without the archive first")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds for one engine of --beside-stock")
-    parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="further arguments of vllm.LLM")
-    parser.add_argument("--zero", help="set this weight to 0, to see that the comparison fails")
-    parser.add_argument("--against", type=Path, help="the result file of another run to compare with")
-    out_argument(parser)
+    parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help=f"further arguments of {engine}")
     return parser
 
 
@@ -198,7 +204,7 @@ def _loader(zero: str | None) -> str:
     return "drawn"
 
 
-def _draw(model: Any, zero: str | None = None) -> dict[str, Any]:
+def draw(model: Any, zero: str | None = None) -> dict[str, Any]:
     """Draw the weights of a worker's model, that called `zero` as zeros, and say how many layers are served."""
     _draw_weights(model, zero)
     return _served(model)
@@ -283,7 +289,7 @@ def _generate(engine: Any, prompts: list[list[int]], **parameters: Any) -> tuple
     return time.perf_counter() - began, outputs
 
 
-def _prompts(count: int, tokens: int, seed: int) -> list[list[int]]:
+def drawn_prompts(count: int, tokens: int, seed: int) -> list[list[int]]:
     import random
 
     draw = random.Random(f"{count} {tokens} {seed}")
@@ -294,7 +300,7 @@ def _decode(engine: Any, batch: int, options: argparse.Namespace) -> dict[str, A
     """Output tokens a second after the first of each sequence: the time of `tokens` less that of one."""
     rates = []
     for repeat in range(-1, options.repeats):  # the first warms up
-        prompts = _prompts(batch, PROMPT_TOKENS, repeat)
+        prompts = drawn_prompts(batch, PROMPT_TOKENS, repeat)
         first_s, _ = _generate(engine, prompts, max_tokens=1)
         all_s, _ = _generate(engine, prompts, max_tokens=options.tokens)
         rates.append(batch * (options.tokens - 1) / (all_s - first_s))
@@ -305,19 +311,19 @@ def _decode(engine: Any, batch: int, options: argparse.Namespace) -> dict[str, A
 
 def _prefill(engine: Any, tokens: int, repeats: int) -> dict[str, Any]:
     """Seconds from a prompt to its first token."""
-    times = [_generate(engine, _prompts(1, tokens, r), max_tokens=1)[0] for r in range(-2, 2 * repeats)][2:]
+    times = [_generate(engine, drawn_prompts(1, tokens, r), max_tokens=1)[0] for r in range(-2, 2 * repeats)][2:]
     print(f"prefill of {tokens}: {statistics.median(times) * 1e3:.2f} ms", flush=True)
     return {"s": round(statistics.median(times), 5), "all": [round(t, 5) for t in times]}
 
 
 def _answers(engine: Any) -> dict[str, Any]:
     """Log-probabilities of the tokens of given texts, and greedy tokens after others."""
-    _, read = _generate(engine, _prompts(4, TEXT_TOKENS, 0), max_tokens=1, prompt_logprobs=0)
+    _, read = _generate(engine, drawn_prompts(4, TEXT_TOKENS, 0), max_tokens=1, prompt_logprobs=0)
     text = []
     for output in read:
         steps = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
         text.append([round(step[token].logprob, 5) for token, step in steps])
-    _, said = _generate(engine, _prompts(ANSWER_PROMPTS, PROMPT_TOKENS, 99), max_tokens=ANSWER_TOKENS)
+    _, said = _generate(engine, drawn_prompts(ANSWER_PROMPTS, PROMPT_TOKENS, 99), max_tokens=ANSWER_TOKENS)
     return {"text_logprobs": text, "tokens": [list(output.outputs[0].token_ids) for output in said]}
 
 

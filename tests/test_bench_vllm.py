@@ -43,7 +43,7 @@ def test_weights_are_drawn_so_that_outputs_are_as_large_as_inputs() -> None:
     model = nn.ModuleDict(
         {"gate": nn.Linear(512, 64, bias=False), "experts": Experts(None), "other": Experts(object())}
     )
-    found = bench_vllm._draw(model)
+    found = bench_vllm.draw(model)
     for weight in (model["gate"].weight, model["experts"].w13_weight):
         assert float(weight.detach().std()) == pytest.approx(512**-0.5, rel=0.02)
     assert (found["experts"], found["experts_served"]) == (2, 1)

@@ -327,8 +327,9 @@ def test_a_captured_block_serves_the_tokens_and_experts_of_its_replay(served: li
                     out.fill_(float("nan"))
                     graph.replay()
                     bits.append(out.clone())
-                # Of one token a scale that falls on the other side changes a whole row of what is compared.
-                most = of.max_error * (2 if of.in_8_bits and tokens == 1 else 1)
+                # `error_behind` is of many rows. One, whose scales may fall on the other side, is over it in 0.5% of
+                # draws of a right kernel, by a third at most in 6,000.
+                most = of.max_error * (1.5 if of.in_8_bits and tokens == 1 else 1)
                 assert error_of(out, wanted) < most, (of.up.key(), tokens)
                 assert torch.equal(bits[0], bits[1])
                 assert torch.equal(bits[0], bits[2])
