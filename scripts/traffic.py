@@ -17,7 +17,7 @@ from typing import Any
 
 PROMPT_TOKENS, ANSWER_TOKENS = (16, 2048), (8, 256)  # from, to
 AT_ONCE, IN_TURN = 128, 192  # requests
-PER_S = 16.0  # of those that come in turn: a quarter of what an H200 can take of an 8B model
+PER_S = 16.0  # of those that come in turn: a quarter of what two H100s take of an 8B model
 
 
 @dataclass(frozen=True)

@@ -530,7 +530,8 @@ class Fuzzer:
                     ),
                     data,
                 )
-            if outcome.seconds > CPU_SECONDS.get(outcome.operation, 1.0) * slowness():
+            most_s = CPU_SECONDS.get(outcome.operation, 1.0)
+            if outcome.seconds > most_s and outcome.seconds > most_s * slowness():
                 self._found(
                     Finding(
                         "slow",
