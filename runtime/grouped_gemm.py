@@ -12,7 +12,7 @@ several experts take are read where they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -33,7 +33,7 @@ from .program.record import TensorView
 
 _KEY = re.compile(
     r"(?P<a>[^_]+)_(?P<b>[^_]+)_(?P<d>[^_]+)_grouped_(?P<epilogue>.+)_g(?P<groups>\d{1,10})_n(?P<n>\d{1,10})"
-    r"_k(?P<k>\d{1,10})(?:_(?P<scaling>row_column|block|mxfp4_weight|int4_weight))?(?:_(?P<rows>masked|gathered))?"
+    r"_k(?P<k>\d{1,10})(?:_(?P<scaling>row_column|block|mxfp4_weight|int4_weight|int4_zero_weight))?(?:_(?P<rows>masked|gathered))?"
     r"(?:_(?P<overlap>launch|weights))?",
     re.ASCII,
 )
@@ -57,7 +57,8 @@ class Signature(FieldSignature):
     gated, is then made with it, for each 1 x 128 of D, as `runtime.quantise` does; bias is bf16. "mxfp4_weight" and
     "int4_weight" are of B alone, in e2m1 or u4 under A in bf16: each group's B and scales, scale_b (groups, K/64, 2*N),
     ue8m0, or (groups, K/128, N), bf16, lie in memory as `runtime.numbers.weights` says, a group behind the other or
-    with room between them. Which epilogue there is changes nothing there: rows of gates and of ups are where
+    with room between them. So do "int4_zero_weight" and its scale_b (groups, K/64, N), every other of which is a zero
+    point. Which epilogue there is changes nothing there: rows of gates and of ups are where
     `runtime.numbers.epilogue` says.
 
     Element types by short name; sums are in f32. `epilogue` is one of `EPILOGUES_OF_GROUPS`, `overlap` of
@@ -315,7 +316,7 @@ def _scaling(a: TensorView, b: TensorView, given: Mapping[str, TensorView]) -> s
     """
     scales = [name for name in ("scale_a", "scale_b") if name in given]
     if of_weights := [word for word in FORMATS if b.dtype in SCALINGS[word].of_b]:
-        return _scaling_of_weights(of_weights[0], a, b, given)
+        return _scaling_of_weights(of_weights, a, b, given)
     if len(scales) == 1:
         raise ArgumentError("scale_a and scale_b come together; pass both or neither")
     found = "none"
@@ -331,25 +332,26 @@ def _scaling(a: TensorView, b: TensorView, given: Mapping[str, TensorView]) -> s
     return found
 
 
-def _scaling_of_weights(word: str, a: TensorView, b: TensorView, given: Mapping[str, TensorView]) -> str:
-    """The scaling `word`, where scale_b alone is given, as B's type wants it, and both lie as kernels read them.
+def _scaling_of_weights(words: Sequence[str], a: TensorView, b: TensorView, given: Mapping[str, TensorView]) -> str:
+    """Which of the scalings `words` scale_b has, which alone is given, where both lie as kernels read them.
 
     Raises:
         ArgumentError: A is of another type, or scales are missing or not as they must be.
         LayoutError: there is room between the blocks of a group.
     """
-    scaling, made = SCALINGS[word], "runtime.torch.prepare_weight makes b and scale_b"
-    known = {"N": b.shape[1], "K": b.shape[2]}
-    wanted = (b.shape[0], *(extent_of(axis, known) for axis in scaling.axes("b")))
-    if problem := unsupported_scaling(a.dtype, word, b.dtype):
+    made, known = "runtime.torch.prepare_weight makes b and scale_b", {"N": b.shape[1], "K": b.shape[2]}
+    shapes = {w: (b.shape[0], *(extent_of(axis, known) for axis in SCALINGS[w].axes("b"))) for w in words}
+    wanted = " or ".join(str(shape) for shape in shapes.values())
+    if problem := unsupported_scaling(a.dtype, words[0], b.dtype):
         raise ArgumentError(f"scaling {problem}")
     if "scale_a" in given or "scale_b" not in given:
         raise ArgumentError(f"b in {b.dtype} comes with scale_b {wanted} and without scale_a; {made}")
     found = given["scale_b"]
-    if (found.dtype, found.shape) != (scaling.dtype, wanted):
+    word = next((w for w in words if (found.dtype, found.shape) == (SCALINGS[w].dtype, shapes[w])), None)
+    if word is None:
         raise ArgumentError(
-            f"scale_b of b {b.shape} in {b.dtype} must be {scaling.dtype} of shape {wanted}, found {found.dtype} of "
-            f"{found.shape}; {made}"
+            f"scale_b of b {b.shape} in {b.dtype} must be {SCALINGS[words[0]].dtype} of shape {wanted}, found "
+            f"{found.dtype} of {found.shape}; {made}"
         )
     for name, view in (("b", b), ("scale_b", found)):
         if view.strides[1:] != contiguous_strides(view.shape[1:]):

@@ -84,7 +84,7 @@ MODELS = {
     "models_qwen3_h200": "Qwen3-8B, bf16",
 }
 EXPERTS = {"moe_h200": "bf16", "moe_fp8_h200": "e4m3"}
-FORMATS = {"mxfp4": "MXFP4", "int4": "int4"}
+FORMATS = {"mxfp4": "MXFP4", "int4": "int4", "int4_zero": "int4 with zero points"}
 START = (  # file, process, part of it, how many it is divided by, what the row says
     ("startup_h200", "torch, the archive's GEMM", "import", "", "import runtime"),
     ("startup_h200", "torch, the archive's GEMM", "load", "", "open an archive of 1,002 kernels"),

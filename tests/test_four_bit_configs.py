@@ -21,6 +21,14 @@ INT4_WEIGHTS = {"num_bits": 4, "type": "int", "group_size": 128, "strategy": "gr
 INT4_GROUP = {"targets": ["Linear"], "weights": INT4_WEIGHTS, "input_activations": None}
 INT4 = {**COMPRESSED, "format": "pack-quantized", "config_groups": {"group_0": INT4_GROUP}}
 MXFP4_WEIGHTS = {"num_bits": 4, "type": "float", "group_size": 32}
+AWQ = {
+    "quant_method": "awq",
+    "bits": 4,
+    "group_size": 128,
+    "zero_point": True,
+    "version": "gemm",
+    "modules_to_not_convert": None,
+}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False, "lm_head": False}
 
 
@@ -58,7 +66,15 @@ def test_layers_are_as_the_checkpoint_has_them(quantised: dict[str, Any], dtype:
             "u4",
             "int4_weight",
         ),
+        (
+            {**INT4, "config_groups": {"g": {**INT4_GROUP, "weights": {**INT4_WEIGHTS, "symmetric": False}}}},
+            "u4",
+            "int4_zero_weight",
+        ),
         (GPTQ, "u4", "int4_weight"),
+        ({**GPTQ, "sym": False}, "u4", "int4_zero_weight"),
+        (AWQ, "u4", "int4_zero_weight"),
+        ({**AWQ, "modules_to_not_convert": ["visual", "mlp.gate", "lm_head"]}, "u4", "int4_zero_weight"),
         (
             {
                 **COMPRESSED,
@@ -80,7 +96,9 @@ def test_weights_alone_may_have_few_bits(quantised: dict[str, Any], b: str, scal
     assert warnings(config, targets=None) == []
 
 
-@pytest.mark.parametrize(("scaling", "b"), [("mxfp4_weight", "e2m1"), ("int4_weight", "u4"), ("int4_group128", "i4")])
+@pytest.mark.parametrize(
+    ("scaling", "b"), [("mxfp4_weight", "e2m1"), ("int4_zero_weight", "u4"), ("int4_group128", "i4")]
+)
 def test_weights_of_a_config_in_16_bits_may_be_asked_for_in_4(scaling: str, b: str) -> None:
     built = manifest(published("qwen3-8b"), scaling=scaling, targets=None)
     assert {g.signature.b for g in built.gemms if g.name in ("qkv", "down")} == {b}
@@ -109,8 +127,8 @@ def test_patterns_of_what_has_16_bits_anyway_are_no_obstacle(names: list[str]) -
     [
         ({**MODELOPT, "quant_algo": "W4A8_AWQ"}, "quant_algo NVFP4 or MXFP8 is supported, found 'W4A8_AWQ'"),
         (
-            {**INT4, "config_groups": {"g": {**INT4_GROUP, "weights": {**INT4_WEIGHTS, "symmetric": False}}}},
-            "of pack-quantized weights, symmetric True is supported, found False",
+            {**INT4, "config_groups": {"g": {**INT4_GROUP, "weights": {**INT4_WEIGHTS, "symmetric": None}}}},
+            "of pack-quantized weights, symmetric must be true or false, found None",
         ),
         (
             {**INT4, "config_groups": {"g": {**INT4_GROUP, "weights": {**INT4_WEIGHTS, "actorder": "group"}}}},
@@ -119,7 +137,11 @@ def test_patterns_of_what_has_16_bits_anyway_are_no_obstacle(names: list[str]) -
         ({**GPTQ, "desc_act": True}, "of gptq, desc_act False is supported, found True"),
         ({**GPTQ, "bits": 8}, "of gptq, bits 4 is supported, found 8"),
         ({**GPTQ, "dynamic": {"-:.*down.*": {}}}, "of gptq, dynamic is not read"),
-        ({"quant_method": "awq", "bits": 4}, "weights quantised by 'awq'"),
+        ({**GPTQ, "sym": "no"}, "of gptq, sym must be true or false, found 'no'"),
+        ({**AWQ, "group_size": 64}, "of awq, group_size 128 is supported, found 64"),
+        ({**AWQ, "version": "gemv"}, "of awq, version gemm is supported, found 'gemv'"),
+        ({**AWQ, "modules_to_not_convert": ["o_proj"]}, "leaves 'o_proj' in 16 bits"),
+        ({**AWQ, "modules_to_not_convert": ["self_attn"]}, "leaves 'self_attn' in 16 bits"),
         ({**MODELOPT, "ignore": 5}, "ignore must be a list, found 5"),
         ({**MODELOPT, "ignore": ["model.layers.0.self_attn*"]}, "leaves 'model.layers.0.self_attn*' in 16 bits"),
         ({**COMPRESSED, "ignore": ["re:.*self_attn.*"]}, "leaves 're:.*self_attn.*' in 16 bits"),

@@ -20,7 +20,10 @@ pytestmark = pytest.mark.gpu
 
 TOKENS = (1, 2, 7, 8, 9, 16, 17, 33, 63, 64, 65, 100, 257)
 # Rows and columns of B that are whole tiles of few choices.
-EXTENTS = {"mxfp4_weight": ((16, 64), (1040, 2880), (2864, 4096)), "int4_weight": ((16, 128), (1040, 2048))}
+EXTENTS = {
+    "mxfp4_weight": ((16, 64), (1040, 2880), (2864, 4096)),
+    **dict.fromkeys(("int4_weight", "int4_zero_weight"), ((16, 128), (1040, 2048))),
+}
 
 
 @pytest.fixture(scope="module")

@@ -32,8 +32,8 @@ def weights(signatures: list[Signature]) -> list[Signature]:
     return chosen
 
 
-def checkpoint(torch: Any, s: Signature) -> tuple[Any, Any, str, Any]:
-    """Random tensors as a checkpoint has them, their layout, and the numbers (N, K) that they are."""
+def checkpoint(torch: Any, s: Signature) -> tuple[dict[str, Any], Any]:
+    """Random tensors as a checkpoint has them, as `prepare_weight` takes them, and the numbers (N, K) that they are."""
     generator = torch.Generator(device="cuda").manual_seed(s.n)
     codes = torch.randint(0, 16, (s.n, s.k), device="cuda", generator=generator)
     if s.scaling == "mxfp4_weight":
@@ -41,11 +41,16 @@ def checkpoint(torch: Any, s: Signature) -> tuple[Any, Any, str, Any]:
         values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device="cuda")
         numbers = values[codes & 7] * torch.where(codes > 7, -1.0, 1.0)
         numbers *= torch.exp2(scales.float() - 127).repeat_interleave(32, 1)
-        return (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8), scales, "mxfp4", numbers
+        packed = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
+        return {"packed": packed, "scales": scales, "layout": "mxfp4"}, numbers
     scales = (torch.rand((s.n, s.k // 128), device="cuda", generator=generator) * 0.02 + 0.001).bfloat16()
-    packed = sum(codes[:, i::8] << (4 * i) for i in range(8))
-    numbers = (codes - 8).float() * scales.float().repeat_interleave(128, 1)
-    return packed.to(torch.int32), scales, "compressed-tensors", numbers
+    packed = sum(codes[:, i::8] << (4 * i) for i in range(8)).to(torch.int32)
+    given, points = {"packed": packed, "scales": scales, "layout": "compressed-tensors"}, 8
+    if FORMATS[s.scaling].zeros:
+        drawn = torch.randint(0, 16, (s.n, s.k // 128), device="cuda", generator=generator)
+        given["zeros"] = sum(drawn[i::8] << (4 * i) for i in range(8)).to(torch.int32)
+        points = drawn.repeat_interleave(128, 1)
+    return given, (codes - points).float() * scales.float().repeat_interleave(128, 1)
 
 
 def test_weights_of_checkpoints_multiply_as_their_numbers_do(
@@ -56,8 +61,8 @@ def test_weights_of_checkpoints_multiply_as_their_numbers_do(
     from runtime.torch.weights import prepare_weight
 
     for s in weights:
-        packed, scales, layout, numbers = checkpoint(torch, s)
-        weight = prepare_weight(packed, scales, layout)
+        given, numbers = checkpoint(torch, s)
+        weight = prepare_weight(**given)
         for m in TOKENS:
             x = torch.randn((m, s.k), device="cuda", dtype=torch.bfloat16)
             out = torch.full((m, s.n), float("nan"), device="cuda", dtype=torch.bfloat16)
@@ -74,10 +79,10 @@ def test_scales_as_a_checkpoint_has_them_are_refused(
 ) -> None:
     from runtime.torch.weights import prepare_weight
 
-    packed, scales, layout, _ = checkpoint(torch, weights[0])
-    weight = prepare_weight(packed, scales, layout)
+    given, _ = checkpoint(torch, weights[0])
+    weight, scales = prepare_weight(**given), given["scales"]
     x = torch.randn((4, weights[0].k), device="cuda", dtype=torch.bfloat16)
-    unprepared = scales.view(torch.float8_e8m0fnu) if layout == "mxfp4" else scales
+    unprepared = scales.view(torch.float8_e8m0fnu) if given["layout"] == "mxfp4" else scales
     with pytest.raises(ArgumentError, match="prepare_weight makes b and scale_b"):
         library.gemm(x, weight.b, scale_b=unprepared)
 
@@ -89,8 +94,8 @@ def test_a_weight_is_read_in_a_captured_graph(
 ) -> None:
     from runtime.torch.weights import prepare_weight
 
-    packed, scales, layout, _ = checkpoint(torch, weights[0])
-    weight = prepare_weight(packed, scales, layout)
+    given, _ = checkpoint(torch, weights[0])
+    weight = prepare_weight(**given)
     x = torch.randn((16, weights[0].k), device="cuda", dtype=torch.bfloat16)
     y = library.gemm(x, weight.b, scale_b=weight.scale_b)
     out = torch.full_like(y, float("nan"))

@@ -226,7 +226,7 @@ def test_experts_that_cannot_be_in_4_bits_are_refused(tp: int, arguments: dict[s
         ({"fmt": "e5m2"}, "fmt e4m3 is supported, found 'e5m2'"),
         ({"modules_to_not_convert": ["model.layers.0.self_attn.o_proj"]}, "leaves 'model.layers.0.self_attn.o_proj'"),
         ({"modules_to_not_convert": 5}, "modules_to_not_convert must be a list, found 5"),
-        ({"quant_method": "awq"}, "weights quantised by 'awq'"),
+        ({"quant_method": "eetq"}, "weights quantised by 'eetq'"),
     ],
 )
 def test_from_config_refuses_weights_that_are_quantised_otherwise(changes: dict[str, Any], words: str) -> None:

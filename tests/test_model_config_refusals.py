@@ -93,7 +93,7 @@ def test_from_config_refuses_a_malformed_quantization_config() -> None:
 
 
 def test_from_config_refuses_quantised_weights_beside_text_config() -> None:
-    refused(config("gemma-3-27b", quantization_config={"quant_method": "awq"}), "'quantization_config' is present")
+    refused(config("gemma-3-27b", quantization_config={"quant_method": "eetq"}), "'quantization_config' is present")
 
 
 def test_from_config_allows_a_null_quantization_config() -> None:

@@ -100,7 +100,7 @@ def test_few_rows_prefer_small_tiles_and_many_prefer_large(library: bool, monkey
 
 @pytest.mark.parametrize("library", [True, False])
 @pytest.mark.parametrize("target", ["sm_100a", "sm_103a"])
-def test_tiles_of_two_ctas_are_always_among_the_candidates_of_many_rows(
+def test_tiles_of_two_ctas_are_always_among_the_candidates(
     target: str, library: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not library:
@@ -110,12 +110,14 @@ def test_tiles_of_two_ctas_are_always_among_the_candidates_of_many_rows(
         (dataclasses.replace(s, n=n, k=k), m)
         for s in (SIGNATURE, FP8, dataclasses.replace(SIGNATURE, epilogue="bias+silu+residual"))
         for n, k in shapes
-        for m in (256, 300, 777, 1024, 2000, 8192)
+        for m in (1, 16, 100, 255, 256, 300, 777, 1024, 2000, 8192)
     ]
     given_ = {v for s, _ in problems for v in variants(target, s)}
     for (s, m), found in shortlist(given_, problems, target, limit=8).candidates.items():
         assert any(v.options["two_cta"] for v in found if "two_cta" in v.options), (s, m)
-        assert len({v.options.get("two_cta") for v in found if v.family == "sm100_persistent"}) in (0, 2), (s, m)
+        of_one_family = {v.options.get("two_cta") for v in found if v.family == "sm100_persistent"}
+        assert m < 256 or len(of_one_family) in (0, 2), (s, m)
+        assert len(found) == 8
 
 
 def test_blackwell_prefers_two_cta_tiles_at_many_rows() -> None:
@@ -222,7 +224,8 @@ def test_what_is_listed_of_a_problem_is_the_first_of_what_could_be(target: str, 
     given_ = [v for p in PROVIDERS for v in provider(p).variants(target, SIGNATURE)]
     order = rank(given_, SIGNATURE, m, target).variants
     by_ctas = (lambda v: v.options.get("two_cta", False)) if m >= 256 else (lambda _: False)
-    leaders = {(v.provider, v.family, by_ctas(v)): v for v in reversed(order)}.values()
+    of_two = [v for v in order if v.options.get("two_cta")][:1] if m < 256 else []
+    leaders = {*{(v.provider, v.family, by_ctas(v)): v for v in reversed(order)}.values(), *of_two}
     rest = [v for v in order if v not in leaders]
     whole = sorted([*sorted(leaders, key=order.index), *rest][:limit], key=order.index)
     for most in (1, 2, limit):

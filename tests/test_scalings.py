@@ -88,6 +88,7 @@ def test_operands_of_each_scaling() -> None:
         ],
         "mxfp4_weight": [("scale_b", "ue8m0", ("K/64", "2*N"))],
         "int4_weight": [("scale_b", "bf16", ("K/128", "N"))],
+        "int4_zero_weight": [("scale_b", "bf16", ("K/64", "N"))],
         "int4_group128": [("scale_b", "bf16", ("K/128", "N"))],
     }
 

@@ -36,8 +36,8 @@ from .sm80_w4_samples import CHOICES as SAMPLES
 from .sm80_w4_samples import FAMILY, FULL, choices, pack, variant
 
 PLAIN = Signature("bf16", "e2m1", "bf16", "f32", "none", 4096, 4096, scaling="mxfp4_weight")
-SIGNATURES = PLAIN, dataclasses.replace(PLAIN, b="u4", scaling="int4_weight")
-MXFP4, INT4 = FORMATS["mxfp4_weight"], FORMATS["int4_weight"]
+SIGNATURES = tuple(dataclasses.replace(PLAIN, b=form.codes, scaling=word) for word, form in FORMATS.items())
+MXFP4 = FORMATS["mxfp4_weight"]
 formats = pytest.mark.parametrize("form", FORMATS.values(), ids=lambda f: f.word)
 EPILOGUE = "bias+silu+residual+scale"
 GUARD = 8  # columns behind A, which are NaN, and behind D, which nobody may write
@@ -76,7 +76,7 @@ def more_kernels(request: pytest.FixtureRequest) -> Mapping[str, Lowered]:
 
 def check(kernels: Mapping[str, Lowered], v: Variant, m: int, n: int, k: int) -> None:
     """D is right on the emulated GPU, which refuses what is written beside it; rows of A and D lie apart."""
-    s = dataclasses.replace(SIGNATURES[v.scaling == INT4.word], n=n, k=k, epilogue=v.epilogue)
+    s = dataclasses.replace(PLAIN, b=FORMATS[v.scaling].codes, scaling=v.scaling, n=n, k=k, epilogue=v.epilogue)
     measures = tuning(s).measures()
     o: Any = measures.weights(s, m, 0, m, device="cpu").operands(m)[0]
     a, around = poisoned((m, k + GUARD), "bf16", "cpu"), poisoned((m, n + GUARD), "bf16", "cpu")
@@ -98,7 +98,7 @@ def test_d_is_the_product_with_the_weights_numbers(
     more_kernels: Mapping[str, Lowered], form: WeightFormat, options: dict[str, Any], m: int
 ) -> None:
     """The first stage is filled again, sums take its place, and neither N nor K, where it can be so, is whole tiles."""
-    k = options["stages"] * options["tile_k"] + (64 if form is MXFP4 else 128)
+    k = options["stages"] * options["tile_k"] + form.multiple
     check(more_kernels, named(options, form), m, 48, k)
 
 

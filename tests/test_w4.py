@@ -37,14 +37,14 @@ from runtime.numbers.weights import (
     int4_pairs,
     scales_of,
 )
-from runtime.torch.weights import prepare_weight
+from runtime.torch.weights import prepare_weight, widened
 
 from .command_line import ALONE, COMMAND, ROOT
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, kernels_of
 from .shared import made_once
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-MXFP4, INT4 = FORMATS["mxfp4_weight"], FORMATS["int4_weight"]
+MXFP4, INT4, INT4_ZERO = (FORMATS[word] for word in ("mxfp4_weight", "int4_weight", "int4_zero_weight"))
 PLAIN = Signature("bf16", "e2m1", "bf16", "f32", "none", 4096, 4096, scaling="mxfp4_weight")
 formats = pytest.mark.parametrize("form", FORMATS.values(), ids=lambda f: f.word)
 
@@ -77,9 +77,9 @@ def as_bf16(words: int) -> tuple[float, float]:
 @settings(max_examples=20)
 def test_arranging_codes_and_scales_loses_nothing(form: WeightFormat, slabs: int, blocks: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    n, k = 16 * slabs, form.columns * blocks
+    n, k = 16 * slabs, form.multiple * blocks
     codes = torch.randint(0, 16, (n, k), generator=generator, dtype=torch.int32)
-    scales = torch.rand((n, k // form.group), generator=generator)
+    scales = torch.rand((n, k // form.group * (2 if form.zeros else 1)), generator=generator)
     assert torch.equal(codes_of(arrange_codes(codes, form), form), codes)
     assert torch.equal(scales_of(arrange_scales(scales, form), form), scales)
 
@@ -125,6 +125,21 @@ def test_each_code_of_int4_times_its_scale_is_rounded_once(scale: float) -> None
             assert found == float(np.array(exact).astype(ml_dtypes.bfloat16))
 
 
+@pytest.mark.parametrize("scale", [1.0, -0.0123, 1e-6, 4000.0])
+@pytest.mark.parametrize("point", [0, 1, 7, 15, 16])
+def test_each_code_less_its_zero_point_times_its_scale_is_rounded_once(scale: float, point: int) -> None:
+    held = float(np.array(scale * 2.0**INT4_ZERO.scale_exponent).astype(ml_dtypes.bfloat16))
+    below, _ = as_bf16(0x8000 | point)
+    for code in range(16):
+        word = int(arrange_codes(torch.full((16, 64), code), INT4_ZERO)[0, 0, 0, 0])
+        for number, _ in map(as_bf16, int4_pairs(word)):
+            difference = float(np.array(number + below).astype(ml_dtypes.bfloat16))
+            assert difference * 2.0**INT4_ZERO.code_exponent == code - point
+            found = float(np.array(difference * held).astype(ml_dtypes.bfloat16)) * 2.0**INT4_ZERO.exponent
+            exact = (code - point) * held * 2.0**-INT4_ZERO.scale_exponent
+            assert found == float(np.array(exact).astype(ml_dtypes.bfloat16))
+
+
 def test_blocks_of_gpt_oss_are_prepared_without_a_change_of_value() -> None:
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randint(0, 256, (48, 8, 16), dtype=torch.uint8, generator=generator)
@@ -151,10 +166,89 @@ def test_int4_of_checkpoints_is_prepared_without_a_change_of_value(layout: str) 
     assert torch.equal(dequantised("int4_weight", *weight), ((codes - 8) * rounded).bfloat16().float())
 
 
+def in_awq_order(codes: torch.Tensor) -> torch.Tensor:
+    """Columns as AutoAWQ packs them: of a word's eight places, from the low bits on, columns 0, 2, 4, 6, 1, 3, 5, 7."""
+    order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
+    return packed(codes.unflatten(1, (-1, 8))[..., order].flatten(1), 8).int()
+
+
+def of_checkpoint(layout: str, codes: torch.Tensor, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes (N, K) and zero points (N, K / 128), both from 0 to 15, as a checkpoint has them."""
+    if layout == "awq":
+        return in_awq_order(codes.t()), in_awq_order(points.t())
+    if layout == "compressed-tensors":
+        return packed(codes, 8).int(), packed(points.t(), 8).int().t()
+    points = points - 1 if layout == "gptq" else points
+    return packed(codes, 8).int().t(), packed(points.t(), 8).int()
+
+
+LAYOUTS_WITH_ZEROS = ("compressed-tensors", "gptq", "gptq_v2", "awq")
+
+
+def asymmetric(layout: str, experts: int = 0) -> tuple[dict[str, Any], torch.Tensor]:
+    """What `prepare_weight` takes of a weight (32, 256), or of experts, and the numbers that it is."""
+    generator = torch.Generator().manual_seed(2)
+    given, numbers = [], []
+    for _ in range(experts or 1):
+        codes = torch.randint(0, 16, (32, 256), generator=generator)
+        points = torch.randint(1, 16, (32, 2), generator=generator)
+        scales = torch.randn((32, 2), generator=generator) * 0.01
+        whole, zeros = of_checkpoint(layout, codes, points)
+        given.append((whole, scales if layout == "compressed-tensors" else scales.t(), zeros))
+        differences = codes - points.repeat_interleave(128, 1)
+        numbers.append((differences * scales.bfloat16().float().repeat_interleave(128, 1)).bfloat16())
+    tensors = [torch.stack(x) if experts else x[0] for x in zip(*given, strict=True)]
+    names = "packed", "scales", "zeros"
+    return dict(zip(names, tensors, strict=True)) | {"layout": layout}, torch.stack(numbers)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS_WITH_ZEROS)
+def test_weights_with_zero_points_are_prepared_without_a_change_of_value(layout: str) -> None:
+    given, (numbers,) = asymmetric(layout)
+    weight = prepare_weight(**given)
+    assert (weight.b.shape, weight.scale_b.shape) == ((32, 128), (4, 32))
+    assert torch.equal(dequantised("int4_zero_weight", *weight), numbers.float())
+    assert torch.equal(widened(weight), numbers)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS_WITH_ZEROS)
+def test_weights_of_experts_have_zero_points_too(layout: str) -> None:
+    given, numbers = asymmetric(layout, experts=3)
+    weight = prepare_weight(**given)
+    assert weight.scale_b.shape == (3, 4, 32)
+    assert torch.equal(widened(weight), numbers)
+    with pytest.raises(ArgumentError, match="of as many experts"):
+        prepare_weight(**(given | {"zeros": given["zeros"][:2]}))
+
+
+@pytest.mark.parametrize(
+    ("layout", "zeros", "reason"),
+    [
+        ("mxfp4", torch.zeros(16, 4, dtype=torch.int32), "has no zero points; leave `zeros` out"),
+        ("awq", None, "has zero points; pass them as `zeros`"),
+        ("awq", torch.zeros(1, 4, dtype=torch.int64), "in an int32 matrix, found torch.int64"),
+        (
+            "awq",
+            torch.zeros(4, 1, dtype=torch.int32),
+            r"as many as scales, \(16, 1\) by rows and groups; found \(8, 4\)",
+        ),
+        ("gptq", torch.full((1, 2), -1, dtype=torch.int32), 'is 15 there: .* pass layout "gptq_v2"'),
+    ],
+)
+def test_zero_points_that_are_not_of_a_layout_are_refused(layout: str, zeros: torch.Tensor | None, reason: str) -> None:
+    weights = {
+        "mxfp4": (torch.zeros(16, 64, dtype=torch.uint8), torch.full((16, 4), 127, dtype=torch.uint8)),
+        "awq": (torch.zeros(128, 2, dtype=torch.int32), torch.ones(1, 16)),
+        "gptq": (torch.zeros(16, 16, dtype=torch.int32), torch.ones(1, 16)),
+    }
+    with pytest.raises(ArgumentError, match=reason):
+        prepare_weight(*weights[layout], layout, zeros)
+
+
 @pytest.mark.parametrize(
     ("layout", "arguments", "reason"),
     [
-        ("awq", {}, "layout must be one of mxfp4, compressed-tensors, gptq"),
+        ("q4_k", {}, "layout must be one of mxfp4, compressed-tensors, gptq"),
         ("mxfp4", {"packed": torch.zeros(40, 64, dtype=torch.uint8)}, "N in multiples of 16 and K of 64"),
         ("mxfp4", {"packed": torch.zeros(16, 64, dtype=torch.int32)}, "uint8 .N, K / 2., found torch.int32"),
         ("mxfp4", {"scales": torch.full((16, 3), 127, dtype=torch.uint8)}, "one for each 1 x 32"),
@@ -164,7 +258,7 @@ def test_int4_of_checkpoints_is_prepared_without_a_change_of_value(layout: str) 
     ],
 )
 def test_what_is_no_weight_of_a_layout_is_refused(layout: str, arguments: dict[str, Any], reason: str) -> None:
-    mxfp4 = layout in ("mxfp4", "awq")
+    mxfp4 = layout in ("mxfp4", "q4_k")
     usual = {
         "packed": torch.zeros(16, 64, dtype=torch.uint8) if mxfp4 else torch.zeros(16, 16, dtype=torch.int32),
         "scales": torch.full((16, 4), 127, dtype=torch.uint8) if mxfp4 else torch.ones(16, 1),
@@ -205,6 +299,7 @@ targets: [sm_80, sm_90a]
 gemms:
   - {name: mxfp4, n: 512, k: 1088, dtypes: {a: bf16, b: e2m1, d: bf16}, scaling: mxfp4_weight}
   - {name: int4, n: 512, k: 1152, dtypes: {a: bf16, b: u4, d: bf16}, scaling: int4_weight}
+  - {name: zeros, n: 512, k: 1152, dtypes: {a: bf16, b: u4, d: bf16}, scaling: int4_zero_weight}
 """
 
 
@@ -236,7 +331,7 @@ def call(form: WeightFormat, m: int) -> dict[str, Any]:
     if form is MXFP4:
         b, scale_b = FakeTensor((512, 544), "float4_e2m1fn_x2"), FakeTensor((17, 1024), "float8_e8m0fnu")
     else:
-        b, scale_b = FakeTensor((512, 576), "uint4"), FakeTensor((9, 512), "bfloat16")
+        b, scale_b = FakeTensor((512, 576), "uint4"), FakeTensor((18 if form.zeros else 9, 512), "bfloat16")
     return {"a": FakeTensor((m, 2 * b.shape[1])), "b": b, "scale_b": scale_b, "out": FakeTensor((m, 512))}
 
 

@@ -303,8 +303,10 @@ def _dtype(found: Model, wanted: str | None, on_warning: Callable[[str], None]) 
     """What the layers are computed in: what is wanted, or else the type that the model is published in."""
     field, published = found.dtype
     known = PUBLISHED.get(published) if isinstance(published, str) else None
+    says = f"as --dtype {wanted} says"
     if wanted is None and found.scaling:
         (wanted,) = SCALINGS[found.scaling].of
+        says = "which kernels for its weights have"
     if wanted is None and published is None:
         on_warning(f"{found.source}: field {field!r} is missing; the manifest is in bf16, which --dtype changes")
         return "bf16"
@@ -315,7 +317,7 @@ def _dtype(found: Model, wanted: str | None, on_warning: Callable[[str], None]) 
     if published is not None and known != DTYPES[wanted][2]:
         on_warning(
             f"{found.source}: field {field!r} is {short(published)}; the manifest has outputs in {DTYPES[wanted][2]}, "
-            f"as --dtype {wanted} says"
+            f"{says}"
         )
     return wanted
 

@@ -38,8 +38,9 @@ from .targets import Target
 from .tile_waves import Model, model_of
 from .variants import Variant
 
-# From so many rows on, a family's best tile that two CTAs share is a candidate beside its best one of a CTA: on
-# Blackwell a CTA then reads half as much of B, and estimates that were fitted to nothing compare the two badly.
+# From so many rows on, a family's best tile that two CTAs share is a candidate beside its best one of a CTA; of fewer
+# rows, the best of all families is. On Blackwell a CTA then reads half as much of B, and estimates that were fitted to
+# nothing compare the two badly.
 _TWO_CTA_FROM_M = 256
 # From so many problems on a cost program pays: to make one takes about 20 times as long as each estimate once.
 _MANY_PROBLEMS = 20
@@ -80,9 +81,9 @@ def shortlist(
     """The best `limit` of `variants` for each problem, of those for `target` that suit it.
 
     The best of each family comes along first, since estimates compare tiles well and families badly; of many rows, its
-    best tile of one CTA and its best of two. Of a problem in
-    `most` only so many are listed, the best of these; to find those takes less. `suits` has those of `variants` that
-    suit a signature, where somebody has asked that already; signatures with the same ones may share a set.
+    best tile of one CTA and its best of two; of few, the best of two CTAs of all families. Of a problem in `most` only
+    so many are listed, the best of these; to find those takes less. `suits` has those of `variants` that suit a
+    signature, where somebody has asked that already; signatures with the same ones may share a set.
     """
     by_form: dict[tuple[Any, ...], _Shapes] = {}  # what signatures differ in most, so that few are asked one by one
     for v, shape in _shapes(v for v in variants if v.target == target):
@@ -111,8 +112,7 @@ def shortlist(
             suited[s] = shared[same]
             sources.add(suited[s].source(models[elements]))
         order = _order(suited[s], s, m, models[elements])
-        kinds = suited[s].kinds if m >= _TWO_CTA_FROM_M else frozenset(kind[:2] for kind in suited[s].kinds)
-        candidates[s, m] = _best(order, limit, kinds, most.get((s, m), limit))
+        candidates[s, m] = _best(order, limit, suited[s].kinds, m >= _TWO_CTA_FROM_M, most.get((s, m), limit))
     return Shortlist(candidates, "; ".join(sorted(sources)))
 
 
@@ -129,34 +129,34 @@ def _with_most_overlap(shapes: _Shapes, signature: Signature) -> _Shapes:
     return [shape for shape, left_out in zip(shapes, less, strict=True) if not left_out]
 
 
-def _best(order: Iterator[_Run], limit: int, kinds: frozenset[_Kind], most: int) -> list[Variant]:
-    """The first of each of these kinds, then the first of the rest, `limit` in all; of these the first `most`, in the
-    order given.
+def _best(order: Iterator[_Run], limit: int, kinds: frozenset[_Kind], many: bool, most: int) -> list[Variant]:
+    """The first that stand for each of these kinds, of `many` rows or few, then the first of the rest, `limit` in all;
+    of these the first `most`, in the order given.
 
     Variants that cannot be among these are not looked at: of hundreds, all but a few.
     """
-    length = max((len(kind) for kind in kinds), default=0)  # of families alone, or of these by CTAs
+    stands_for = {kind: _of_many_rows(kind) if many else _of_few_rows(kind) for kind in kinds}
+    wanted = frozenset[_Kind]().union(*stands_for.values())
     leaders: dict[_Kind, tuple[int, Variant]] = {}
     rest: list[tuple[int, Variant]] = []
     place, full = 0, False
     for run in order:
-        if full and (run.kinds if length > 2 else run.families).issubset(leaders):
+        if full and all(stands_for[kind] <= leaders.keys() for kind in run.kinds):
             continue
         for variant in run.variants():
-            kind = _kind(variant)[:length]
-            if kind in leaders:
+            new = stands_for[_kind(variant)] - leaders.keys()
+            if not new:
                 rest.append((place, variant))
-            else:
-                leaders[kind] = place, variant
+            leaders.update(dict.fromkeys(new, (place, variant)))
             place += 1
-            if place == most and len(kinds) + len(rest) <= limit:
+            if place == most and len(wanted) + len(rest) <= limit:
                 break  # all so far are among them, and whatever follows comes after them
         else:
-            full = len(kinds) + len(rest) >= limit
-            if not full or len(leaders) < len(kinds):
+            full = len(set(leaders.values())) + len(rest) >= limit
+            if not full or len(leaders) < len(wanted):
                 continue
         break
-    found = sorted([*leaders.values(), *rest][:limit], key=itemgetter(0))
+    found = sorted([*dict.fromkeys(leaders.values()), *rest][:limit], key=itemgetter(0))
     return [variant for _, variant in found[:most]]
 
 
@@ -165,20 +165,29 @@ _Family: TypeAlias = tuple[str, str]  # of a provider
 _Kind: TypeAlias = tuple[str | bool, ...]  # provider and family, and whether two CTAs share a tile
 
 
+def _of_many_rows(kind: _Kind) -> frozenset[_Kind]:
+    """What a variant of a kind is the best of, where it is the first: of its family's with as many CTAs to a tile."""
+    return frozenset((kind,))
+
+
+def _of_few_rows(kind: _Kind) -> frozenset[_Kind]:
+    """The same of few rows: of its family's, and of all where two CTAs share a tile."""
+    return frozenset((kind[:2], kind[2:]) if kind[2] else (kind[:2],))
+
+
 def _kind(variant: Variant) -> _Kind:
     return variant.provider, variant.family, bool(variant.options.get("two_cta"))
 
 
 class _Run:
-    """Variants that follow each other in an order, the kinds that they are of, and the families; `places` are those
-    before ordering."""
+    """Variants that follow each other in an order, and the kinds that they are of; `places` are those before
+    ordering."""
 
-    __slots__ = ("_variants", "families", "kinds", "places")
+    __slots__ = ("_variants", "kinds", "places")
 
     def __init__(self, places: list[int], variants: list[Variant]) -> None:
         self._variants, self.places = variants, places
         self.kinds = frozenset(map(_kind, variants))
-        self.families = frozenset(kind[:2] for kind in self.kinds)
 
     def variants(self) -> list[Variant]:
         """In their order."""
@@ -193,7 +202,6 @@ class _Equals(_Run):
 
     def __init__(self, runs: list[_Run], settle: Callable[[], list[tuple[float, ...]]]) -> None:
         self.kinds = frozenset[_Kind]().union(*(run.kinds for run in runs))
-        self.families = frozenset(kind[:2] for kind in self.kinds)
         self._runs, self._settle = runs, settle
 
     def variants(self) -> list[Variant]:

@@ -46,6 +46,7 @@ class Signature:
     - "nvfp4": the same for each 1 x 16, e4m3 that are not negative; and scale_ab (1), f32, for the whole product;
     - "mxfp4_weight" and "int4_weight": scale_b alone, one for each 1 x 32 or 1 x 128 of B, ue8m0 or bf16; it and B lie
       in memory as `runtime.numbers.weights` says;
+    - "int4_zero_weight": the same with a zero point behind each scale: scale_b has twice as many;
     - "int4_group128": scale_b (K/128, N) alone, one for each 1 x 128 of B, bf16.
     """
 

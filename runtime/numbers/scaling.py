@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..named_tuple import NamedTuple
-from .weights import BLOCK_COLUMNS
+from .weights import columns_of_word
 
 PLAIN = "plain"
 # Blackwell's (the 1D block scaling factors layout of cuBLAS, Swizzle32x4x4 of CUTLASS): tiles of 128 rows by 4 blocks
@@ -33,6 +33,7 @@ class Scaling(NamedTuple):
     Where `of_b` says of which types B is, A is of another, `of`, and has no scales.
 
     `tensor_scale`: scales are themselves scaled by one f32 factor for the whole product, that of A times that of B.
+    `zeros`: what a scale multiplies is a number of B less a zero point.
     """
 
     word: str
@@ -44,6 +45,7 @@ class Scaling(NamedTuple):
     layout: str = PLAIN
     tensor_scale: bool = False
     of_b: tuple[str, ...] = ()
+    zeros: bool = False  # in the memory of scales each is followed by a zero point
 
     def fits(self, a: str, b: str) -> bool:
         """Whether A and B of these element types may be scaled so."""
@@ -65,8 +67,8 @@ class Scaling(NamedTuple):
             return blocks(axis, rows * TILE_ROWS), f"{TILE_SCALES}*{blocks('K', self.k * TILE_BLOCKS)}"
         if self.layout in (FRAGMENTS, COLUMNS):
             assert self.k is not None
-            columns = self.k if self.layout == COLUMNS else max(self.k, BLOCK_COLUMNS)
-            return blocks("K", columns), "N" if columns == self.k else f"{columns // self.k}*N"
+            columns = self.k if self.layout == COLUMNS else columns_of_word(self.k, self.zeros)
+            return blocks("K", columns), "N" if columns <= self.k else f"{columns // self.k}*N"
         pairs = ((axis, rows), ("K", self.k))
         return tuple([blocks(name, size) for name, size in pairs if size is not None]) or ("1",)
 
@@ -92,7 +94,9 @@ SCALINGS: dict[str, Scaling] = {
         # Of weights alone, prepared by `runtime.torch.weights`.
         Scaling("mxfp4_weight", ("bf16",), "ue8m0", rows_b=1, k=32, layout=FRAGMENTS, of_b=("e2m1",)),
         Scaling("int4_weight", ("bf16",), "bf16", rows_b=1, k=128, layout=FRAGMENTS, of_b=("u4",)),
-        # The same in rows, of signed int4, as `runtime.torch.weights.int4_rows` makes them.
+        # The same with a zero point for each 1 x 128, as AWQ has.
+        Scaling("int4_zero_weight", ("bf16",), "bf16", rows_b=1, k=128, layout=FRAGMENTS, of_b=("u4",), zeros=True),
+        # Symmetric int4 in rows, of signed int4, as `runtime.torch.weights.int4_rows` makes them.
         Scaling("int4_group128", ("bf16",), "bf16", rows_b=1, k=128, layout=COLUMNS, of_b=("i4",)),
     )
 }

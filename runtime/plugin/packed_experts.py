@@ -36,8 +36,8 @@ class Mxfp4Experts(ExpertWeights):
             (_, n, of_two), of = weight.shape, (*weight.shape[:2], 2 * weight.shape[2] // _MXFP4.group)
             if {weight.dtype, scale.dtype} != {torch.uint8} or tuple(scale.shape) != of or not scale.is_contiguous():
                 return f"weights and scales of {name} are {weight.dtype}, {scale.dtype} {tuple(scale.shape)}, not uint8"
-            if n % BLOCK_ROWS or 2 * of_two % _MXFP4.columns:
-                return f"N {n} and K {2 * of_two} of {name} are no multiples of {BLOCK_ROWS} and {_MXFP4.columns}"
+            if n % BLOCK_ROWS or 2 * of_two % _MXFP4.multiple:
+                return f"N {n} and K {2 * of_two} of {name} are no multiples of {BLOCK_ROWS} and {_MXFP4.multiple}"
             if problem := stack_problem(lib, weight):
                 return f"of {name}, {problem}"
         return self.bias_problem()

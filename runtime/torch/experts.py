@@ -41,9 +41,8 @@ _WEIGHT_TYPES = torch.float32, torch.float16, torch.bfloat16
 _USUAL, USUAL_OVERLAP = "swiglu", "launch"
 # By their type, the scalings of prepared weights, two elements of which are a unit of torch's.
 _OF_4_BITS = {
-    getattr(torch, DTYPES[of].torch): SCALINGS[word]
-    for word in FORMATS
-    for of in SCALINGS[word].of_b
+    getattr(torch, DTYPES[of].torch): [SCALINGS[word] for word in FORMATS if of in SCALINGS[word].of_b]
+    for of in dict.fromkeys(form.codes for form in FORMATS.values())
     if hasattr(torch, DTYPES[of].torch)
 }
 _UNIT = 2
@@ -206,14 +205,14 @@ def _check_scale(of: str, weight: torch.Tensor, scale: torch.Tensor | None) -> N
         return
     experts, n, k = weight.shape
     if weight.dtype in _OF_4_BITS:
-        scaling = _OF_4_BITS[weight.dtype]
+        scalings = _OF_4_BITS[weight.dtype]
         known = {"N": n, "K": columns_of(weight)}
-        wanted = (experts, *(extent_of(axis, known) for axis in scaling.axes("b")))
-        dtype = getattr(torch, DTYPES[scaling.dtype].torch)
-        if (scale.dtype, tuple(scale.shape)) != (dtype, wanted):
+        shapes = [(experts, *(extent_of(axis, known) for axis in scaling.axes("b"))) for scaling in scalings]
+        dtype = getattr(torch, DTYPES[scalings[0].dtype].torch)
+        if scale.dtype != dtype or tuple(scale.shape) not in shapes:
             raise ArgumentError(
-                f"{of}_scale of {of} in {weight.dtype} must be {dtype} {wanted}, found {scale.dtype} "
-                f"{tuple(scale.shape)}; runtime.torch.prepare_weight makes both"
+                f"{of}_scale of {of} in {weight.dtype} must be {dtype} {' or '.join(map(str, shapes))}, found "
+                f"{scale.dtype} {tuple(scale.shape)}; runtime.torch.prepare_weight makes both"
             )
         return
     blocks = (experts, -(-n // SCALE_BLOCK), -(-k // SCALE_BLOCK))

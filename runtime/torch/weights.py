@@ -20,15 +20,20 @@ from ..numbers.weights import (
     FORMATS,
     INT4_ZERO,
     LANES,
+    MINUS_0,
     WORDS,
     WeightFormat,
     arrange_codes,
     arrange_scales,
     codes_of,
+    in_turn,
     scales_of,
 )
 
 _MXFP4, _INT4 = FORMATS["mxfp4_weight"], FORMATS["int4_weight"]
+_INT4_ZERO = FORMATS["int4_zero_weight"]
+_LARGEST_U4 = 15
+_AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # in which four bits of a word, from the low ones, each of eight columns is
 _UE8M0_OF_ONE, _LARGEST_UE8M0 = 127, 254
 _MATRIX = 2  # dimensions
 
@@ -42,19 +47,25 @@ class PreparedWeight(NamedTuple):
     scale_b: torch.Tensor
 
 
-def prepare_weight(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> PreparedWeight:
+def prepare_weight(
+    packed: torch.Tensor, scales: torch.Tensor, layout: str, zeros: torch.Tensor | None = None
+) -> PreparedWeight:
     """A weight (N, K) as kernels read it. `layout` says what a checkpoint has:
 
     - "mxfp4": `packed` uint8, (N, K / 2) or (N, K / 32, 16), the first of two elements in the low bits; `scales` (N,
       K / 32), ue8m0 or uint8 (gpt-oss's blocks and scales);
     - "compressed-tensors": `packed` int32 (N, K / 8), the first of eight int4, each plus 8, in the low bits; `scales`
-      (N, K / 128) (weight_packed and weight_scale of pack-quantized with groups of 128, symmetric);
-    - "gptq": `packed` int32 (K / 8, N); `scales` (K / 128, N) (qweight and scales, where qzeros are all 8 and g_idx is
-      in order, that is, symmetric and without act-order).
+      (N, K / 128) (weight_packed and weight_scale of pack-quantized with groups of 128); `zeros` int32 (N / 8,
+      K / 128), packed alike along N (weight_zero_point, where weights are asymmetric);
+    - "gptq": `packed` int32 (K / 8, N); `scales` (K / 128, N) (qweight and scales, g_idx in order, that is, without
+      act-order); `zeros` int32 (K / 128, N / 8), of eight along N, each less 1 (qzeros, where weights are asymmetric);
+    - "gptq_v2": the same with zero points as they are (checkpoint_format gptq_v2);
+    - "awq": `packed` int32 (K, N / 8), `scales` (K / 128, N) and `zeros` int32 (K / 128, N / 8), eight along N in AWQ's
+      order (qweight, scales and qzeros of the version "gemm").
 
-    Scales of int4 become bf16. N is a multiple of 16, K of 64 (mxfp4) or 128. Where `scales` have one dimension more,
-    in front, both tensors are of that many experts, each of which is prepared so. Rows stay in their order, also those
-    of gates and ups.
+    Without `zeros` codes of int4 are numbers plus 8. Scales of int4 become bf16. N is a multiple of 16, K of 64 (mxfp4)
+    or 128. Where `scales` have one dimension more, in front, all tensors are of that many experts, each of which is
+    prepared so. Rows stay in their order, also those of gates and ups.
 
     Raises:
         ArgumentError: `layout` is unknown, or tensors are not of it; scales are too large for a kernel.
@@ -62,13 +73,13 @@ def prepare_weight(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> P
     if layout not in _LAYOUTS:
         raise ArgumentError(f"layout must be one of {', '.join(_LAYOUTS)}, found {layout!r:.50}")
     if scales.ndim == _MATRIX + 1:
-        return _prepare_experts(packed, scales, layout)
-    form, read = _LAYOUTS[layout]
+        return _prepare_experts(packed, scales, layout, zeros)
+    form, read, read_zeros = _LAYOUTS[layout]
     codes, scales = read(packed, scales)
     n, k = codes.shape
-    if n % BLOCK_ROWS or k % form.columns:
+    if n % BLOCK_ROWS or k % form.multiple:
         raise ArgumentError(
-            f"a weight of {layout} needs N in multiples of {BLOCK_ROWS} and K of {form.columns}, found ({n}, {k})"
+            f"a weight of {layout} needs N in multiples of {BLOCK_ROWS} and K of {form.multiple}, found ({n}, {k})"
         )
     if scales.shape != (n, k // form.group):
         raise ArgumentError(
@@ -78,20 +89,42 @@ def prepare_weight(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> P
     words = arrange_codes(codes.to(torch.int32), form)
     elements = torch.float4_e2m1fn_x2 if form is _MXFP4 else torch.uint4
     b = words.contiguous().view(torch.uint8).reshape(n, k // 2).view(elements)
-    return PreparedWeight(b, arrange_scales(_as_kernels_have_them(scales, form), form).contiguous())
+    scales = _as_kernels_have_them(scales, form)
+    if zeros is not None:
+        points = _zeros_of(zeros, read_zeros, layout, (n, k // form.group))
+        form, scales = _INT4_ZERO, in_turn(scales, (points + MINUS_0).to(torch.int16).view(torch.bfloat16))
+    elif layout in _NEED_ZEROS:
+        raise ArgumentError(f"a weight of {layout} has zero points; pass them as `zeros`")
+    return PreparedWeight(b, arrange_scales(scales, form).contiguous())
 
 
-def _prepare_experts(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> PreparedWeight:
-    """Weights of experts, one after the other, so that no more than one expert's are spread out at a time."""
-    if packed.ndim <= _MATRIX or len(packed) != len(scales) or not len(scales):
+def _zeros_of(zeros: torch.Tensor, read: _Read | None, layout: str, shape: tuple[int, int]) -> torch.Tensor:
+    """Zero points (N, K / group), which is `shape`."""
+    if read is None:
+        raise ArgumentError(f"a weight of {layout} has no zero points; leave `zeros` out")
+    found = read(zeros)
+    if found.shape != shape:
         raise ArgumentError(
-            f"packed and scales must be of as many experts, at least one; found {tuple(packed.shape)} and "
-            f"{tuple(scales.shape)}"
+            f"zero points in {layout} must be as many as scales, {shape} by rows and groups; found {tuple(found.shape)}"
         )
-    first = prepare_weight(packed[0], scales[0], layout)
+    return found
+
+
+def _prepare_experts(
+    packed: torch.Tensor, scales: torch.Tensor, layout: str, zeros: torch.Tensor | None
+) -> PreparedWeight:
+    """Weights of experts, one after the other, so that no more than one expert's are spread out at a time."""
+    given = [packed, scales] if zeros is None else [packed, scales, zeros]
+    if packed.ndim <= _MATRIX or len({len(x) for x in given}) > 1 or not len(scales):
+        raise ArgumentError(
+            "packed, scales and zeros must be of as many experts, at least one; found "
+            f"{' and '.join(str(tuple(x.shape)) for x in given)}"
+        )
+    first = prepare_weight(packed[0], scales[0], layout, None if zeros is None else zeros[0])
     raw = [torch.empty((len(scales), *of.shape), dtype=torch.uint8, device=of.device) for of in _bytes(first)]
     for expert in range(len(scales)):
-        one = first if expert == 0 else prepare_weight(packed[expert], scales[expert], layout)
+        more = None if zeros is None else zeros[expert]
+        one = first if expert == 0 else prepare_weight(packed[expert], scales[expert], layout, more)
         for whole, of in zip(raw, _bytes(one), strict=True):
             whole[expert] = of
     return PreparedWeight(*(whole.view(of.dtype) for whole, of in zip(raw, first, strict=True)))
@@ -122,16 +155,32 @@ def widened(weight: PreparedWeight) -> torch.Tensor:
         for expert, (b, scale_b) in enumerate(zip(*_bytes(weight), strict=True)):
             whole[expert] = widened(PreparedWeight(b.view(weight.b.dtype), scale_b.view(weight.scale_b.dtype)))
         return whole
-    form = _MXFP4 if weight.b.dtype == torch.float4_e2m1fn_x2 else _INT4
+    form = _form_of(weight)
     (n, units), words = weight.b.shape, weight.b.view(torch.uint8).view(torch.int32)
     codes = codes_of(words.view(2 * units // BLOCK_COLUMNS, n // BLOCK_ROWS, LANES, WORDS), form)
     if form is _MXFP4:
         pairs = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8).view(torch.float4_e2m1fn_x2)
         numbers = unpack(torch, pairs, "e2m1", torch.float32)
     else:
-        numbers = (codes - INT4_ZERO).float()
+        numbers = (codes - _zeros_in(weight.scale_b, form)).float()
     scales = scales_of(weight.scale_b.float() * 2.0**-form.scale_exponent, form)
+    scales = scales[:, ::2] if form.zeros else scales
     return (numbers * scales.repeat_interleave(form.group, 1)).to(torch.bfloat16)
+
+
+def _form_of(weight: PreparedWeight) -> WeightFormat:
+    """By how many columns scales have, where the type of codes leaves a choice."""
+    if weight.b.dtype == torch.float4_e2m1fn_x2:
+        return _MXFP4
+    return _INT4_ZERO if len(weight.scale_b) * _INT4_ZERO.columns == 2 * weight.b.shape[1] else _INT4
+
+
+def _zeros_in(scale_b: torch.Tensor, form: WeightFormat) -> torch.Tensor | int:
+    """The zero points (N, K) in the memory of scales, or the one that all codes have."""
+    if not form.zeros:
+        return INT4_ZERO
+    points = scales_of(scale_b.view(torch.int16), form)[:, 1::2] - MINUS_0
+    return points.to(torch.int32).repeat_interleave(form.group, 1)
 
 
 def _bytes(weight: PreparedWeight) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,7 +195,7 @@ def int4_rows(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> Prepar
     Raises:
         ArgumentError: as `prepare_weight`, or `layout` is not of int4.
     """
-    known = [name for name, (form, _) in _LAYOUTS.items() if form is _INT4]
+    known = [name for name, (form, *_) in _LAYOUTS.items() if form is _INT4 and name not in _NEED_ZEROS]
     if layout not in known:
         raise ArgumentError(f"layout must be one of {', '.join(known)}, found {layout!r:.50}")
     codes, scales = _LAYOUTS[layout][1](packed, scales)
@@ -186,14 +235,61 @@ def _eights(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> torch.Te
         raise ArgumentError(f"{layout} packs in an int32 matrix, found {packed.dtype} {tuple(packed.shape)}")
     if not scales.is_floating_point() or scales.ndim != _MATRIX:
         raise ArgumentError(f"scales of {layout} are a matrix of floats, found {scales.dtype} {tuple(scales.shape)}")
+    return _eight_of_each(packed)
+
+
+def _eight_of_each(packed: torch.Tensor) -> torch.Tensor:
+    """Eight columns of 4 bits for each int32, from the low ones."""
     return torch.stack([packed >> (4 * place) & 15 for place in range(8)], -1).flatten(1)
 
 
-_LAYOUTS: dict[str, tuple[WeightFormat, Callable[..., tuple[torch.Tensor, torch.Tensor]]]] = {
-    "mxfp4": (_MXFP4, _mxfp4),
-    "compressed-tensors": (_INT4, _compressed_tensors),
-    "gptq": (_INT4, _gptq),
+def _awq(packed: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return _in_awq_order(_eights(packed, scales, "awq")).t(), scales.t()
+
+
+def _in_awq_order(found: torch.Tensor) -> torch.Tensor:
+    """Columns in their order, of which a word had each eight in AWQ's."""
+    return found.unflatten(1, (-1, 8))[..., _AWQ_ORDER].flatten(1)
+
+
+def _zeros_of_compressed_tensors(zeros: torch.Tensor) -> torch.Tensor:
+    return _packed_zeros(zeros.t(), "compressed-tensors").t()
+
+
+def _zeros_of_gptq(zeros: torch.Tensor) -> torch.Tensor:
+    found = _packed_zeros(zeros, "gptq").t()
+    if bool((found == _LARGEST_U4).any()):
+        raise ArgumentError(
+            "a zero point of gptq, which is less 1 in a checkpoint, is 15 there: some libraries read it as 0, some as "
+            '16; convert the checkpoint to gptq_v2 with the library that made it, and pass layout "gptq_v2"'
+        )
+    return found + 1
+
+
+def _zeros_of_gptq_v2(zeros: torch.Tensor) -> torch.Tensor:
+    return _packed_zeros(zeros, "gptq_v2").t()
+
+
+def _zeros_of_awq(zeros: torch.Tensor) -> torch.Tensor:
+    return _in_awq_order(_packed_zeros(zeros, "awq")).t()
+
+
+def _packed_zeros(zeros: torch.Tensor, layout: str) -> torch.Tensor:
+    if zeros.dtype != torch.int32 or zeros.ndim != _MATRIX:
+        raise ArgumentError(f"{layout} packs zero points in an int32 matrix, found {zeros.dtype} {tuple(zeros.shape)}")
+    return _eight_of_each(zeros)
+
+
+_Read = Callable[[torch.Tensor], torch.Tensor]
+# What a layout's weights are without zero points, and how codes and scales, and zero points, are read.
+_LAYOUTS: dict[str, tuple[WeightFormat, Callable[..., tuple[torch.Tensor, torch.Tensor]], _Read | None]] = {
+    "mxfp4": (_MXFP4, _mxfp4, None),
+    "compressed-tensors": (_INT4, _compressed_tensors, _zeros_of_compressed_tensors),
+    "gptq": (_INT4, _gptq, _zeros_of_gptq),
+    "gptq_v2": (_INT4, _gptq, _zeros_of_gptq_v2),
+    "awq": (_INT4, _awq, _zeros_of_awq),
 }
+_NEED_ZEROS = ("awq",)
 
 
 def check_scales(scales: torch.Tensor, layout: str) -> None:

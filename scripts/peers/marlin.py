@@ -122,8 +122,8 @@ class _Product:
 
 def refusal(signature: Any) -> str | None:
     """Why no GEMM of Marlin's computes a signature, dense or grouped; None if one does."""
-    if signature.scaling not in FORMATS:
-        return "it is compared for weights of 4 bits alone"
+    if signature.scaling not in FORMATS or FORMATS[signature.scaling].zeros:
+        return "it is compared for weights of 4 bits without zero points alone"
     if (signature.a, signature.d, signature.epilogue) != ("bf16", "bf16", "none"):
         return "it is compared for bf16 with no epilogue alone"
     return None

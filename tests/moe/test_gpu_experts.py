@@ -34,7 +34,7 @@ torch = pytest.importorskip("torch")
 import runtime.torch as aot  # noqa: E402  # needs torch
 from aot.tune.elements import TORCH_DTYPES  # noqa: E402
 from aot.tune.gemm.operands import MAX_ERROR_FP8_PROMOTED  # noqa: E402
-from aot.tune.gemm.prepared_weights import dequantised, prepared, random_weight, scale_size  # noqa: E402
+from aot.tune.gemm.prepared_weights import dequantised, prepared, put_zero_points, random_weight, scale_size  # noqa: E402
 from aot.tune.grouped_gemm.measures import GroupedMeasures, OperandSet, scaled  # noqa: E402
 from aot.tune.quantise.measures import error_behind, quantised  # noqa: E402
 from runtime.numbers.quantised import scale_shape  # noqa: E402
@@ -80,7 +80,8 @@ class Experts:
                 operand = next(o for o in s.operands() if o.name == "scale_b")
                 scales = torch.rand([s.extents()[axis] for axis in operand.axes], device="cuda", generator=random)
                 share = size * s.k**-0.5 * scale_size(s.scaling)
-                found.append(scales.add_(0.5).mul_(share).to(TORCH_DTYPES[operand.dtype]))
+                scales = scales.add_(0.5).mul_(share).to(TORCH_DTYPES[operand.dtype])
+                found.append(put_zero_points(s.scaling, scales, random))
             return tuple(found)
         for s in (self.up, self.down):
             shape = (s.groups, s.n) if s.scaling == "row_column" else (s.groups, -(-s.n // 128), -(-s.k // 128))

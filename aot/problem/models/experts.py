@@ -138,7 +138,7 @@ def _unprepared(n: int, k: int, epilogue: str, form: WeightFormat) -> str:
     """Why weights of these extents cannot be prepared; empty where they can."""
     parts = Epilogue.of(epilogue)
     rows = 2 * BLOCK_ROWS if parts.gated and not parts.interleaved else BLOCK_ROWS
-    for field, extent, multiple in (("n", n, rows), ("k", k, form.columns)):
+    for field, extent, multiple in (("n", n, rows), ("k", k, form.multiple)):
         if extent % multiple:
             return f"{field} must be a multiple of {multiple} for weights of {form.word}, found {extent}"
     return ""

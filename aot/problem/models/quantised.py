@@ -23,11 +23,13 @@ _COMPRESSED = {"nvfp4-pack-quantized": "nvfp4", "mxfp4-pack-quantized": "mxfp4"}
 
 # Of those with weights alone in 4 bits, what each says of weights; a scheme may also leave a field out that is None.
 _WEIGHTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "pack-quantized": ("int4_weight", {"num_bits": 4, "type": "int", "group_size": 128, "symmetric": True}),
+    "pack-quantized": ("int4_weight", {"num_bits": 4, "type": "int", "group_size": 128}),
     "mxfp4-pack-quantized": ("mxfp4_weight", {"num_bits": 4, "type": "float", "group_size": 32}),
 }
 _KEPT_ORDER = (None, False, "weight", "static")  # of columns; others need the activations' in another order
-_GPTQ = {"bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+_GPTQ = {"bits": 4, "group_size": 128, "desc_act": False}
+_AWQ = {"bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+_BY_SYMMETRY = {True: "int4_weight", False: "int4_zero_weight"}
 
 # Modules whose layers a manifest in e4m3 or e2m1 has in few bits; norms, routers, lm_head and in_proj_ba it has not.
 _IN_FEW_BITS = re.compile(r"(?!.*\b(visual|vision|multi_modal)).*\b(\w+_proj|\w+_proj_with_mqa|in_proj_qkvz|experts)$")
@@ -52,6 +54,8 @@ def scaling_of_weights(fields: Fields) -> tuple[str, list[str]]:
         return _fp8(fields, found), []
     if method == "gptq":
         return _gptq(fields, found), []
+    if method == "awq":
+        return _awq(fields, found), []
     if method in ("modelopt", "modelopt_fp4"):
         scaling, kept = _modelopt(fields, found)
     elif method == "compressed-tensors":
@@ -82,16 +86,40 @@ def _fp8(fields: Fields, found: Mapping[str, Any]) -> str:
 
 def _gptq(fields: Fields, found: Mapping[str, Any]) -> str:
     """The scaling of a checkpoint of GPTQ, all of whose layers must have the usual one."""
-    for name, wanted in _GPTQ.items():
-        if found.get(name) != wanted:
-            said = f"of gptq, {name} {wanted} is supported, found {short(found.get(name))}"
-            fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
+    _refuse_others(fields, "gptq", _GPTQ, found)
     for name in ("dynamic", "modules_in_block_to_quantize"):
         if found.get(name):
             fields.fail(f"{fields.name(FIELD)} is present: of gptq, {name} is not read; {_BY_HAND}")
     if found.get("lm_head"):
         fields.fail(f"{fields.name(FIELD)} is present: of gptq, an lm_head in 4 bits is not read; {_BY_HAND}")
-    return "int4_weight"
+    return _by_symmetry(fields, "gptq", "sym", found.get("sym"))
+
+
+def _awq(fields: Fields, found: Mapping[str, Any]) -> str:
+    """The scaling of a checkpoint of AWQ. A module that it leaves out is a part of the names of those meant."""
+    _refuse_others(fields, "awq", _AWQ, found)
+    for module in _names(fields, found, "modules_to_not_convert"):
+        if any(f".{module}." in f".{name}." for name in _PROBES):
+            fields.fail(f"{fields.name(FIELD)} is present, and leaves {short(module)} in 16 bits; {_BY_HAND}")
+    return "int4_zero_weight"
+
+
+def _refuse_others(fields: Fields, method: str, supported: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Raise on a field of a checkpoint that is not what is supported."""
+    for name, wanted in supported.items():
+        if found.get(name) != wanted:
+            said = f"of {method}, {name} {wanted} is supported, found {short(found.get(name))}"
+            fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
+
+
+def _by_symmetry(fields: Fields, of: str, name: str, symmetric: Any) -> str:
+    """The scaling of int4 in groups of 128, which has zero points or not."""
+    if not isinstance(symmetric, bool):
+        fields.fail(
+            f"{fields.name(FIELD)} is present: of {of}, {name} must be true or false, found {short(symmetric)}; "
+            f"{_BY_HAND}"
+        )
+    return _BY_SYMMETRY[symmetric]
 
 
 def _modelopt(fields: Fields, found: Mapping[str, Any]) -> tuple[str, list[str]]:
@@ -138,6 +166,8 @@ def _of_weights_alone(fields: Fields, layout: str, weights: Any) -> str:
     if wrong is not None:
         words = f"of {layout} weights, {wrong} {wanted[wrong]} is supported, found {short(said.get(wrong))}"
         fields.fail(f"{fields.name(FIELD)} is present: {words}; {_BY_HAND}")
+    if layout == "pack-quantized":
+        return _by_symmetry(fields, f"{layout} weights", "symmetric", said.get("symmetric"))
     return scaling
 
 

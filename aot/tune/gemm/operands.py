@@ -24,7 +24,7 @@ from runtime.program.operation import extents_at
 from ..elements import TORCH_DTYPES, name_of, poisoned, to_numbers, to_type
 from ..measure import tolerance
 from ..operand_sets import FieldOperands, RandomOperands
-from .prepared_weights import dequantised, random_weight, scale_size
+from .prepared_weights import dequantised, put_zero_points, random_weight, scale_size
 
 # Up to this many elements a reference is computed in float64: 80 MiB for each of these, and milliseconds.
 _FLOAT64_ELEMENTS = 10 << 20
@@ -128,7 +128,8 @@ class Weights(RandomOperands[Signature]):
         smallest = "scale_ab" if SCALINGS[s.scaling].tensor_scale else "scale_b"
         share = s.k**-0.5 * scale_size(s.scaling) if operand.name == smallest else 1.0
         if len(shape) != 2 or operand.layout == "tiles":
-            return self._scales(shape).mul_(share).to(TORCH_DTYPES[operand.dtype])
+            found = self._scales(shape).mul_(share).to(TORCH_DTYPES[operand.dtype])
+            return put_zero_points(s.scaling, found, self.generator) if operand.name == "scale_b" else found
         if operand.name == "scale_a":
             stride = _round_up(shape[0], _SCALE_ALIGNMENT)
             return self._scales((shape[1], stride)).to(TORCH_DTYPES[operand.dtype]).t()[: shape[0]]

@@ -14,6 +14,7 @@ from runtime.numbers.weights import (
     FORMATS,
     INT4_ZERO,
     LANES,
+    MINUS_0,
     WORDS,
     codes_of,
     scales_of,
@@ -41,6 +42,15 @@ def scale_size(scaling: str) -> float:
     return 2.0 ** FORMATS[scaling].scale_exponent if prepared(scaling) else 1.0
 
 
+def put_zero_points(scaling: str, scale_b: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """`scale_b` with random zero points, of which u4 has 16, where the scaling has them."""
+    if prepared(scaling) and FORMATS[scaling].zeros:
+        of_points = scale_b[..., 1::2, :]
+        drawn = torch.randint(0, 16, of_points.shape, device=generator.device, generator=generator)
+        of_points.view(torch.int16).copy_(drawn + MINUS_0)
+    return scale_b
+
+
 def dequantised(scaling: str, b: torch.Tensor, scale_b: torch.Tensor) -> torch.Tensor:
     """The numbers (N, K) in float32, each rounded to bf16 once."""
     if not prepared(scaling):
@@ -49,12 +59,15 @@ def dequantised(scaling: str, b: torch.Tensor, scale_b: torch.Tensor) -> torch.T
     n, units = b.shape
     shape = (2 * units // BLOCK_COLUMNS, n // BLOCK_ROWS, LANES, WORDS)
     codes = codes_of(b.view(torch.uint8).view(torch.int32).reshape(shape), form)
-    if form.word == "mxfp4_weight":
+    if form.codes == "e2m1":
         magnitudes = torch.tensor([*_E2M1, *(-x for x in _E2M1)], device=codes.device)
         numbers = magnitudes[codes]
     else:
         numbers = (codes - INT4_ZERO).float()
     scales = scales_of(scale_b.float() * 2.0**-form.scale_exponent, form)
+    if form.zeros:
+        points = scales_of(scale_b.view(torch.int16).int(), form)[:, 1::2] - MINUS_0
+        numbers, scales = (codes - points.repeat_interleave(form.group, 1)).float(), scales[:, ::2]
     return (numbers * scales.repeat_interleave(form.group, 1)).to(torch.bfloat16).float()
 
 

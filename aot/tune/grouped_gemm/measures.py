@@ -24,7 +24,7 @@ from ...search.grouped_gemm import rows_of
 from ..elements import TORCH_DTYPES, poisoned
 from ..gemm.baseline import COPIES_BYTES
 from ..gemm.operands import MAX_ERROR_FP8_PROMOTED
-from ..gemm.prepared_weights import dequantised, prepared, random_weight, scale_size
+from ..gemm.prepared_weights import dequantised, prepared, put_zero_points, random_weight, scale_size
 from ..measure import Launch, MeasureError, tolerance
 from ..operand_sets import FieldOperands, RandomOperands
 from ..operation import Measures
@@ -147,7 +147,9 @@ class Weights(RandomOperands[Signature]):
             return self._scales((*shape[:-2], shape[-1], shape[-2])).transpose(-1, -2)
         if operand.name.startswith("scale"):
             share = self.signature.k**-0.5 * scale_size(self.signature.scaling) if operand.name == "scale_b" else 1.0
-            return self._scales(shape).mul_(share).to(TORCH_DTYPES[operand.dtype])
+            found = self._scales(shape).mul_(share).to(TORCH_DTYPES[operand.dtype])
+            of_b = operand.name == "scale_b"
+            return put_zero_points(self.signature.scaling, found, self.generator) if of_b else found
         return self._normal(shape).to(TORCH_DTYPES[operand.dtype])
 
     def _scales(self, shape: tuple[int, ...]) -> torch.Tensor:

@@ -57,8 +57,8 @@ def rule_of_warps(options: Mapping[str, Any]) -> str | None:
 
 def rule_of_form(options: Mapping[str, Any], form: Form) -> str | None:
     """Why a stage has no whole words of scales, or None."""
-    if options["tile_k"] % form.format.columns:
-        return f"tile_k must be a multiple of {form.format.columns}, the columns that a word of scales is for"
+    if options["tile_k"] % form.format.multiple:
+        return f"tile_k must be a multiple of {form.format.multiple}, the columns that words of scales are for"
     return None
 
 

@@ -11,7 +11,7 @@ from cutlass.cute.nvgpu import warp as warp_operations
 
 from runtime.numbers.weights import WORDS
 
-from ...w4.dequantise import scales_of_word, weights_of_word
+from ...w4.dequantise import Factors, factors_of_words, weights_of_word, words_of_column
 from ...w4.form import BLOCK_K, SCALE_WORDS
 from ..sizes import MMA_COLUMNS, MMA_K, MMA_ROWS, WARP
 from .loads import Operands, Stages, Work, load_stage, tokens_at
@@ -81,7 +81,7 @@ def _multiply_stage(
 
 def _load_weights(
     plan: Plan, stages: Stages, stage: Any, first_slab: Any, block: Any, lane: Any
-) -> tuple[cute.Tensor, list[list[list[Any]]]]:
+) -> tuple[cute.Tensor, list[list[list[Factors]]]]:
     """A thread's codes (words, slabs) of a block of K, and what multiplies them: of each slab, for each group of
     columns that the block has a part of."""
     form = plan.weights
@@ -91,9 +91,10 @@ def _load_weights(
     for slab in range(plan.warp_slabs):
         cute.copy(load, stages.codes[None, lane, first_slab + slab, block, stage], codes[None, slab])
         row = (first_slab + slab) * SCALE_WORDS + lane // _LANES_OF_ROW
-        word = cutlass.Uint32(stages.scales[row, block // (form.columns // BLOCK_K), stage])
-        groups = range(max(1, BLOCK_K // form.group))
-        factors.append([scales_of_word(form, word, group) for group in groups])
+        columns = range(0, BLOCK_K, min(form.group, BLOCK_K))  # of a block, where groups begin
+        first = block // (form.multiple // BLOCK_K) * (form.multiple // form.columns)
+        words = [cutlass.Uint32(stages.scales[row, first + at, stage]) for at in words_of_column(form, 0)]
+        factors.append([factors_of_words(form, words, column) for column in columns])
     return codes, factors
 
 
@@ -116,7 +117,7 @@ def _of_slab(plan: Plan, accumulators: cute.Tensor, slab: int) -> cute.Tensor:
     return cute.make_tensor(accumulators.iterator + first, cute.make_layout((_SUMS, 1, plan.token_tiles)))
 
 
-def _dequantise(plan: Plan, codes: Any, factors: list[list[Any]], word: int) -> cute.Tensor:
+def _dequantise(plan: Plan, codes: Any, factors: list[list[Factors]], word: int) -> cute.Tensor:
     """Operand A of a slab's word of codes, number `word` of a block, which is 16 columns: (of a thread, 1)."""
     found = cute.make_rmem_tensor((_REGISTERS,), cutlass.Uint32)
     values = weights_of_word(plan.weights, cutlass.Uint32(codes), factors[word * MMA_K // plan.weights.group])

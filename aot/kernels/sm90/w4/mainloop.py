@@ -12,7 +12,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from runtime.numbers.weights import LANES, WORDS
 
-from ...w4.dequantise import scales_of_word, weights_of_word
+from ...w4.dequantise import factors_of_words, weights_of_word, words_of_column
 from ...w4.form import BLOCK_K, SCALE_WORDS
 from ..sizes import WARP, WARP_GROUP
 from ..small_m.pipeline import DRAINED, Pipeline
@@ -145,9 +145,8 @@ def _dequantise(plan: Plan, tiled_mma: cute.TiledMma, codes: cute.Tensor, scales
     found = cute.make_rmem_tensor((_REGISTERS, WORDS), cutlass.Uint32)
     for step in range(WORDS):
         column = block * BLOCK_K + step * (BLOCK_K // WORDS)
-        word = cutlass.Uint32(scales[column // form.columns])
-        group = column % form.columns // form.group
-        factors = scales_of_word(form, word, group)
+        words = [cutlass.Uint32(scales[at]) for at in words_of_column(form, column)]
+        factors = factors_of_words(form, words, column)
         for j, value in enumerate(weights_of_word(form, cutlass.Uint32(codes[step, block]), factors, here=True)):
             found[j, step] = value
     shape = tiled_mma.partition_shape_A((plan.mma_rows, BLOCK_K))
