@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 from torch import nn
+from torch._inductor.utils import run_and_get_code
 
 import runtime
 from runtime.plugin import scaled as operator
@@ -103,7 +104,8 @@ def begin(start: Start, monkeypatch: pytest.MonkeyPatch) -> Any:
         assert (a.dtype, b.dtype, b.shape, scale_b.dtype) == (torch.bfloat16, torch.uint4, (N, K // 2), torch.bfloat16)
         self.calls.append((*b.shape, "none" if bias is None else "bias"))
         found = a.float() @ widened(PreparedWeight(b, scale_b)).float().T
-        return (found if bias is None else found + bias.float()).bfloat16()
+        found = (found if bias is None else found + bias.float()).bfloat16()
+        return found if out is None else out.copy_(found)
 
     monkeypatch.setattr(OnCpu, "gemm", gemm)
     return lambda signatures, **more: start(signatures, **more)
@@ -215,6 +217,21 @@ def test_compiled_code_calls_the_operator_with_any_m(begin: Any, epilogues: tupl
         torch._dynamo.mark_dynamic(x, 0)
         assert near(compiled(x), x.float() @ numbers.T + 1)
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("epilogues", [("none",), ("bias",)])
+def test_inductors_code_calls_what_the_operator_calls(begin: Any, epilogues: tuple[str, ...]) -> None:
+    server = begin([of(ZERO, epilogue) for epilogue in epilogues])
+    worker_of(server)
+    layer, numbers = layer_of("awq", ZERO)
+    kernel = made(server, described(), layer)
+    x = torch.randn(5, K).bfloat16()
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        step = torch.compile(lambda x: kernel.apply_weights(layer, x) + 1, fullgraph=True)
+        found, (code,) = run_and_get_code(step, x)
+    assert "torch.ops.cute_aot" not in code
+    assert "import direct as cute_aot_packed_gemm" in code
+    assert near(found, x.float() @ numbers.T + 1)
 
 
 def test_operator_passes_torchs_own_checks(begin: Any) -> None:

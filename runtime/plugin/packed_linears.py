@@ -16,11 +16,11 @@ from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, bare, library_of, 
 from ..torch.weights import PreparedWeight, widened
 from .scaled import say_once
 
-OPERATORS.define("packed_gemm(int library, Tensor a, Tensor b, Tensor scale_b, Tensor? bias) -> Tensor", tags=TAGS)
+OPERATORS.define("packed_gemm(int library, Tensor a, Tensor b, Tensor scale_b, Tensor? bias=None) -> Tensor", tags=TAGS)
 
 
 def _packed_gemm(
-    library: int, a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, bias: torch.Tensor | None
+    library: int, a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     return _computed(library, a, b, scale_b, bias, {})
 
@@ -29,7 +29,7 @@ def direct(library: int, *_names: str) -> Callable[..., None]:
     """What generated code calls in the place of the operator; see `runtime.torch.direct`."""
 
     def call(
-        a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, bias: torch.Tensor | None, *, out: torch.Tensor
+        a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor
     ) -> None:
         _computed(library, a, b, scale_b, bias, {"out": out})
 
@@ -61,7 +61,7 @@ for _key in ("CUDA", "CPU"):
 
 
 @torch.library.register_fake("cute_aot::packed_gemm", lib=OPERATORS)
-def _fake(library: int, a: torch.Tensor, b: torch.Tensor, _scale_b: Any, _bias: Any) -> torch.Tensor:
+def _fake(library: int, a: torch.Tensor, b: torch.Tensor, _scale_b: Any, _bias: Any = None) -> torch.Tensor:
     tell_inductor()
     return a.new_empty((a.shape[0], b.shape[0]))
 
