@@ -22,7 +22,7 @@ from .errors import ArgumentError, LayoutError, RecordError
 from .limits import MAX_EXTENT
 from .numbers.dtypes import DTYPES
 from .numbers.epilogue import ACTIVATIONS, EPILOGUES, GATED, Epilogue, extra_dtype
-from .numbers.products import unsupported_scaling
+from .numbers.products import scalings_of, unsupported_scaling
 from .numbers.scaling import FRAGMENTS, SCALE_BLOCK, SCALINGS, blocks, extent_of
 from .numbers.weights import FORMATS
 from .program.field_operation import FieldOperation, FieldSignature
@@ -175,7 +175,8 @@ class GroupedGemm(FieldOperation[Signature]):
         if found.parts.gated and found.n % 2:
             raise RecordError(f"signature field 'n' must be even for {found.epilogue}, found {found.n}")
         if problem := unsupported_scaling(found.a, found.scaling, found.b):
-            raise RecordError(f"signature field 'scaling': {problem}")
+            known = " or ".join(word for word in scalings_of(found.a, found.b) if word in SCALINGS_OF_GROUPS)
+            raise RecordError(f"signature field 'scaling': {problem}{f'; write {known}' if known else ''}")
         if found.scaling in FORMATS and found.rows != "contiguous":
             raise RecordError(f"signature field 'rows': scaling {found.scaling} is for contiguous rows")
         if found.quantises and (found.scaling, found.rows) != ("block", "contiguous"):

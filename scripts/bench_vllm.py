@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ from runtime.errors import ArgumentError
 
 PROMPT_TOKENS = 128
 E2M1, UE8M0_OF_ONE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), 127
+_INT4_WORDS = "qweight", "qzeros", "weight_packed", "weight_zero_point"  # how parameters end that are drawn as int32
+_INT4_DEVIATION = 5.5  # of a code less 8, or less a zero point: between those of each
 ANSWER_PROMPTS, ANSWER_TOKENS, TEXT_TOKENS = 32, 64, 512
 
 
@@ -186,8 +188,8 @@ def _engine(options: argparse.Namespace, folder: Path, is_packed: bool) -> Any:
 
 def _is_packed(folder: Path) -> bool:
     """Whether a model has weights in 4 bits, which nobody can draw any more once they are laid out for a kernel."""
-    config = json.loads((folder / "config.json").read_text())
-    return (config.get("quantization_config") or {}).get("quant_method") == "mxfp4"
+    found = json.loads((folder / "config.json").read_text()).get("quantization_config") or {}
+    return found.get("quant_method") in ("mxfp4", "awq", "gptq") or found.get("format") == "pack-quantized"
 
 
 def _loader(zero: str | None) -> str:
@@ -219,16 +221,24 @@ def _draw_weights(model: Any, zero: str | None) -> None:
         if weight.dim() in (2, 3) and "weight_scale" not in name:
             transposed = weight.dtype == fp8 and weight.stride(-2) == 1  # (K, N), a view of (N, K)
             fan_in[name] = weight.shape[-2 if transposed else -1]
+    names = {name for name, _ in model.named_parameters()}
     for name, weight in model.named_parameters():
         layer, _, kind = name.rpartition(".")
+        groups = _int4_groups(name, weight, names)
         generator = torch.Generator(weight.device).manual_seed(zlib.crc32(name.encode()))
         if weight.dtype == torch.uint8:
             _draw_mxfp4(weight.data, "scale" in kind, generator)
             weight.data.mul_(name != zero)
             continue
+        if not weight.is_floating_point():
+            if kind.endswith(_INT4_WORDS):  # eight of 4 bits; others are indices and shapes
+                weight.data.random_(-(1 << 31), 1 << 31, generator=generator)
+            continue
         drawn = torch.empty(weight.shape, dtype=torch.float32, device=weight.device).normal_(generator=generator)
         if name == zero:
             drawn.zero_()
+        elif groups:
+            drawn.mul_(0.2).exp_().div_(_INT4_DEVIATION * (128 * groups) ** 0.5)
         elif "weight_scale" in kind:  # of weights that are drawn with a standard deviation of 64
             drawn.mul_(0.2).exp_().div_(64 * fan_in[name.partition("weight_scale")[0] + "weight"] ** 0.5)
         elif weight.dtype == fp8:
@@ -242,6 +252,15 @@ def _draw_weights(model: Any, zero: str | None) -> None:
         elif "embed" not in layer:
             drawn.div_(weight.shape[-1] ** 0.5)
         weight.data.copy_(drawn)
+
+
+def _int4_groups(name: str, weight: Any, names: Collection[str]) -> int:
+    """How many groups of 128 along K int4 has whose scales these are; 0 of all else."""
+    if name.endswith("scales") and f"{name.removesuffix('scales')}qweight" in names:
+        return int(weight.shape[-2])
+    if name.endswith("weight_scale") and f"{name.removesuffix('scale')}packed" in names:
+        return int(weight.shape[-1 if weight.dim() == 2 else -2])  # of experts turned
+    return 0
 
 
 def _draw_mxfp4(data: Any, of_scales: bool, generator: Any) -> None:

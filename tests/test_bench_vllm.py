@@ -19,7 +19,7 @@ from torch import nn
 from runtime import ArgumentError
 
 from .command_line import ROOT
-from .vllm_mxfp4_stand_in import numbers
+from .vllm_mxfp4_stand_in import NAMES, numbers, numbers_of_int4
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -64,6 +64,36 @@ def test_weights_in_mxfp4_are_drawn_as_large_as_others(k: int) -> None:
     bench_vllm._draw_weights(model, "experts.w13_weight")
     assert not layer.w13_weight.any()
     assert layer.w13_weight_scale.all()
+
+
+@pytest.mark.parametrize("of_experts", [False, True])
+@pytest.mark.parametrize("method", NAMES)
+def test_weights_in_int4_are_drawn_as_large_as_others(method: str, of_experts: bool) -> None:
+    n, k = 64, 4096
+    packed, scales, zeros = (n, k // 8), (n, k // 128), (n // 8, k // 128)  # of compressed-tensors' dense layers
+    if method == "AutoAWQMoEMethod":
+        packed, scales, zeros = (k, n // 8), (k // 128, n), (k // 128, n // 8)
+    elif of_experts or method == "AutoGPTQMoEMethod":
+        packed, scales, zeros = (k // 8, n), (k // 128, n), (k // 128, n // 8)
+    layer, experts = nn.Module(), (3,) if of_experts else ()
+    names = [f"{'w13_' if of_experts else ''}{name.removeprefix('_')}" for name in NAMES[method]]
+    for name, shape, dtype in zip(
+        names, (packed, scales, zeros), (torch.int32, torch.bfloat16, torch.int32), strict=True
+    ):
+        layer.register_parameter(name, nn.Parameter(torch.zeros(*experts, *shape, dtype=dtype), False))
+    layer.g_idx = nn.Parameter(torch.arange(k, dtype=torch.int32), False)
+    bench_vllm._draw_weights(nn.ModuleDict({"layer": layer}), None)
+    q, s, z = (getattr(layer, name).data for name in names)
+    if of_experts:
+        q, s, z = q[1], s[1], z[1]
+    elif method.startswith("Compressed"):
+        q, s, z = q.T, s.T, z.T
+    weight = numbers_of_int4(method, q, s, None if method == "AutoGPTQMoEMethod" else z)
+    assert 1 / 1.5 < float(weight.std()) * k**0.5 < 1.5
+    assert bool((s > 0).all())
+    assert torch.equal(layer.g_idx, torch.arange(k, dtype=torch.int32))
+    bench_vllm._draw_weights(nn.ModuleDict({"layer": layer}), f"layer.{names[1]}")
+    assert not getattr(layer, names[1]).any()
 
 
 def test_a_model_is_taken_as_it_would_be_unquantised(tmp_path: Path) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from aot.problem.manifest import ManifestError
+
 from .test_mixture_configs import manifest, published, refused, warnings
 
+# Of what is found, that no weights are whose kernels the project has; else a manifest may be written by hand.
+NO_KERNEL = r"^of awq|^of gptq, (desc_act|bits)|checkpoint_format|actorder"
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}
 FOUR_BITS = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
 GROUP = {"targets": ["Linear"], "weights": FOUR_BITS, "input_activations": FOUR_BITS, "output_activations": None}
@@ -74,6 +79,7 @@ def test_layers_are_as_the_checkpoint_has_them(quantised: dict[str, Any], dtype:
         (GPTQ, "u4", "int4_weight"),
         ({**GPTQ, "sym": False}, "u4", "int4_zero_weight"),
         (AWQ, "u4", "int4_zero_weight"),
+        ({**AWQ, "version": "GEMM"}, "u4", "int4_zero_weight"),
         ({**AWQ, "modules_to_not_convert": ["visual", "mlp.gate", "lm_head"]}, "u4", "int4_zero_weight"),
         (
             {
@@ -93,7 +99,7 @@ def test_weights_alone_may_have_few_bits(quantised: dict[str, Any], b: str, scal
     assert types.pop("lm_head") == ("bf16", "bf16", "none")
     assert set(types.values()) == {("bf16", b, scaling)}
     assert (built.model, built.targets) == (f"qwen3-8b-{scaling}", ("sm_80", "sm_90a", "sm_120a"))
-    assert warnings(config, targets=None) == []
+    assert [said for said in warnings(config, targets=None) if "sym is False" not in said] == []
 
 
 @pytest.mark.parametrize(
@@ -139,7 +145,8 @@ def test_patterns_of_what_has_16_bits_anyway_are_no_obstacle(names: list[str]) -
         ({**GPTQ, "dynamic": {"-:.*down.*": {}}}, "of gptq, dynamic is not read"),
         ({**GPTQ, "sym": "no"}, "of gptq, sym must be true or false, found 'no'"),
         ({**AWQ, "group_size": 64}, "of awq, group_size 128 is supported, found 64"),
-        ({**AWQ, "version": "gemv"}, "of awq, version gemm is supported, found 'gemv'"),
+        ({**AWQ, "version": "gemv_fast"}, "of awq, version 'gemv_fast' has another layout"),
+        ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format gptq or gptq_v2 is supported, found 'marlin'"),
         ({**AWQ, "modules_to_not_convert": ["o_proj"]}, "leaves 'o_proj' in 16 bits"),
         ({**AWQ, "modules_to_not_convert": ["self_attn"]}, "leaves 'self_attn' in 16 bits"),
         ({**MODELOPT, "ignore": 5}, "ignore must be a list, found 5"),
@@ -158,7 +165,27 @@ def test_patterns_of_what_has_16_bits_anyway_are_no_obstacle(names: list[str]) -
     ],
 )
 def test_weights_that_no_manifest_follows_from_are_refused(quantised: dict[str, Any], words: str) -> None:
-    refused(published("qwen3-8b", quantization_config=quantised), words, "by hand: docs/manifests.md")
+    fix = "by hand: docs/manifests.md" if not re.search(NO_KERNEL, words) else "no kernel takes it: leave these layers"
+    refused(published("qwen3-8b", quantization_config=quantised), words, fix)
+
+
+def test_what_weights_are_is_said_where_a_manifest_is_of_others() -> None:
+    config = published("qwen3-8b", quantization_config=AWQ, dtype="float16", torch_dtype="float16")
+    (said,) = warnings(config, targets=None)
+    assert "as kernels for its weights have them; serve it in bf16 (vLLM: --dtype bfloat16)" in said
+    (said,) = warnings(config, dtype="f16", targets=None)
+    assert "its weights are int4_zero_weight, and the manifest is for others, in f16; leave --dtype out" in said
+    assert "int4_zero_weight, which no kernel for int4_weight takes" in warnings(config, scaling="int4_weight")[0]
+    (said,) = warnings(published("qwen3-8b", quantization_config={**GPTQ, "sym": False}), targets=None)
+    assert "sym is False, and vLLM loads no such GPTQ" in said
+
+
+def test_extents_that_no_kernel_takes_are_named() -> None:
+    config = published("qwen3-8b", quantization_config=AWQ, intermediate_size=12288 + 64)
+    refused(config, "no kernel computes down: K must be a multiple of 128, found 12352; no target can", targets=None)
+    with pytest.raises(ManifestError) as caught:
+        manifest(config, targets=["sm_90a"])
+    assert "name another target" not in str(caught.value)
 
 
 def test_experts_in_four_bits_are_refused_and_may_be_left_out() -> None:

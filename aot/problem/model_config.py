@@ -35,7 +35,7 @@ from runtime.numbers.scaling import SCALE_BLOCK, SCALINGS
 from runtime.numbers.weights import FORMATS
 
 from ..search.targets import TARGETS, USUAL_TARGETS
-from ..search.unserved import variants, why_none
+from ..search.unserved import computing, variants, why_none
 from ..suggest import did_you_mean
 from . import ways
 from .manifest import MAX_TOKENS, Gemm, Manifest, Use, signature_problem
@@ -137,6 +137,10 @@ def manifest_from_config(
     if targets is None:
         targets = default_targets([*(gemm.signature for gemm in gemms), *(use.signature for use in uses)])
         if not targets:
+            every: list[Gemm | Use] = [*gemms, *uses]
+            for item in every:
+                if not computing(item.signature):
+                    found.fail(f"no kernel computes {item.name}: {why_none(USUAL_TARGETS[1], item.signature)}")
             instead = "leave --fuse out, or name targets" if wanted.fuse else "name targets"
             found.fail(f"no target has kernels for all of these layers; {instead}")
     else:
@@ -167,7 +171,8 @@ def _check_served(
         names, reason = ", ".join(item.name for item in of), why_none(target, of[0].signature)
         said = f"no kernel computes {names} on {target}: {reason}"
         if others:
-            found.fail(f"{said}; name another target{', or leave --fuse out' if wanted.fuse else ''}")
+            another = "; name another target" if any(computing(item.signature) for item in of) else ""
+            found.fail(f"{said}{another}{', or leave --fuse out' if wanted.fuse else ''}")
         on_warning(f"{found.source}: {said}; a build leaves them out there")
 
 
@@ -256,6 +261,7 @@ def _layers(found: Model, wanted: Wanted, on_warning: Callable[[str], None]) -> 
     scaling = wanted.scaling
     if scaling is None:
         scaling = found.scaling if _is_of(found.scaling, dtype) else default_scaling(dtype)
+    _say_what_is_dropped(found, wanted, dtype, scaling, on_warning)
     types = _types(dtype, scaling)
     if problem := unsupported_scaling(types[0], scaling, types[1]):
         found.fail(f"scaling {problem}; leave it out")
@@ -270,6 +276,21 @@ def _layers(found: Model, wanted: Wanted, on_warning: Callable[[str], None]) -> 
     fused = Epilogue(GATES[activation], residual=found.residuals) if wanted.fuse else Epilogue()
     experts = Arithmetic(types, experts_scaling, gate or GATES[activation]) if asks else None
     return _Layers(dtype, scaling, fused, experts, activation)
+
+
+def _say_what_is_dropped(
+    found: Model, wanted: Wanted, dtype: str, scaling: str, on_warning: Callable[[str], None]
+) -> None:
+    """Warn where a manifest is not of the weights that the config says, as what was asked for may not have meant."""
+    if found.scaling in ("", scaling):
+        return
+    if wanted.scaling is None:
+        on_warning(
+            f"{found.source}: its weights are {found.scaling}, and the manifest is for others, in {dtype}; leave "
+            "--dtype out for them as they are"
+        )
+    elif SCALINGS[scaling].of_b and SCALINGS[found.scaling].of_b:
+        on_warning(f"{found.source}: its weights are {found.scaling}, which no kernel for {scaling} takes")
 
 
 def _check(found: Model, wanted: Wanted) -> None:
@@ -306,7 +327,7 @@ def _dtype(found: Model, wanted: str | None, on_warning: Callable[[str], None]) 
     says = f"as --dtype {wanted} says"
     if wanted is None and found.scaling:
         (wanted,) = SCALINGS[found.scaling].of
-        says = "which kernels for its weights have"
+        says = "as kernels for its weights have them; serve it in bf16 (vLLM: --dtype bfloat16)"
     if wanted is None and published is None:
         on_warning(f"{found.source}: field {field!r} is missing; the manifest is in bf16, which --dtype changes")
         return "bf16"

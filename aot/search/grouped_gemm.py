@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from runtime.grouped_gemm import Signature
 from runtime.numbers.dtypes import DTYPES
@@ -15,6 +16,7 @@ from .provider import family_of, provider_names
 from .shorthand import Experts
 from .variants import Family, Variant
 
+_ROOMY, _ROOMY_GROUPS = 4096, 8
 _SOURCE = "estimates of aot.providers.estimate_grouped"
 
 
@@ -57,6 +59,10 @@ class GroupedBuilding(Building):
                 need = f"which {access_bytes}-byte access to {element} needs"
                 return f"{what} = {extent} is not a multiple of {pieces}, {need}"
         return family.limit(variant, signature) if family else None
+
+    def roomy(self, signature: Signature) -> Signature:
+        """With as many groups, and an N and a K, as every family takes."""
+        return replace(signature, groups=_ROOMY_GROUPS, n=_ROOMY, k=_ROOMY)
 
     def variants(self, target: str, signature: Signature) -> list[Variant]:
         """Those of all providers that are likely to be fast for it, in their order."""

@@ -29,7 +29,7 @@ class Mxfp4Experts(ExpertWeights):
         """Why these are none of experts that kernels of `lib` compute; empty if they may be."""
         (experts, wide, units), down = self.w13.shape, tuple(self.w2.shape)
         if self.tokens != torch.bfloat16:
-            return f"tokens are {self.tokens}, and kernels for weights in MXFP4 take bf16"
+            return f"tokens are {self.tokens}, and kernels for weights in MXFP4 take bf16; serve with --dtype bfloat16"
         if wide % 4 or down != (experts, 2 * units, wide // 4):
             return f"packed weights of shapes {tuple(self.w13.shape)} and {down} are no gate, up and down"
         for name, weight, scale in zip(("gate and up", "down"), (self.w13, self.w2), self.scales, strict=True):
@@ -89,7 +89,7 @@ class Int4Experts(ExpertWeights):
     def problem(self, lib: Library) -> str:
         """As `Mxfp4Experts.problem`."""
         if self.tokens != torch.bfloat16:
-            return f"tokens are {self.tokens}, and kernels for weights in int4 take bf16"
+            return f"tokens are {self.tokens}, and kernels for weights in int4 take bf16; serve with --dtype bfloat16"
         if any(scale.dim() != 3 for scale in self.scales):
             return "scales are not of experts, groups along K and rows"
         (experts, wide, k), down = self.extents()

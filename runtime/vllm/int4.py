@@ -33,7 +33,7 @@ def wanted(config: Any) -> Signature:
     """
     weight = config.weight_type
     if config.act_type != torch.bfloat16 or config.out_type not in (None, torch.bfloat16):
-        raise ArgumentError(f"activations of {config.act_type} are not bf16")
+        raise ArgumentError(f"activations of {config.act_type} are not bf16; serve with --dtype bfloat16")
     known = weight.is_integer() and not weight.is_signed() and weight.size_bits == _BITS
     if not known or weight.bias not in _SCALINGS or config.zero_points == bool(weight.bias):
         raise ArgumentError(f"weights of {weight}{' with zero points' if config.zero_points else ''} are not int4")

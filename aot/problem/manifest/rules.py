@@ -5,6 +5,7 @@ from __future__ import annotations
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.products import scalings_of, unsupported_scaling, unsupported_types
+from runtime.numbers.scaling import SCALINGS
 
 from .manifest import MAX_EXTENT, USUAL
 
@@ -23,7 +24,10 @@ def _words_problem(signature: Signature) -> tuple[str, str] | None:
     """What does not go together, whatever the extents."""
     s = signature
     if problem := unsupported_scaling(s.a, s.scaling, s.b):
-        return "scaling", f"{problem}; write `scaling: {' or '.join(scalings_of(s.a, s.b))}`"
+        of_b = SCALINGS[s.scaling].of_b if s.scaling in SCALINGS else ()
+        fixes = [f"`b: {b}`" for b in of_b if s.scaling in scalings_of(s.a, b)]
+        fixes.append(f"`scaling: {' or '.join(scalings_of(s.a, s.b))}`")
+        return "scaling", f"{problem}; write {' or '.join(fixes)}"
     if s.b_major == "n" and DTYPES[s.b].narrow:
         return "b_major", f"n is for B of 16 bits, and {s.b} is K-major; write `b_major: k`"
     if s.b_major == "n" and s.parts.gated:
@@ -35,7 +39,9 @@ def _words_problem(signature: Signature) -> tuple[str, str] | None:
         for field in ("scaling", "epilogue", "overlap"):
             found = getattr(s, field)
             if found != USUAL[field]:
-                return field, f"{found} is not for a batch, found {s.batch}; write `{field}: {USUAL[field]}`"
+                may_be_usual = field != "scaling" or USUAL[field] in scalings_of(s.a, s.b)
+                fix = f"write `{field}: {USUAL[field]}`" if may_be_usual else "leave `batch` out"
+                return field, f"{found} is not for a batch, found {s.batch}; {fix}"
     return None
 
 

@@ -17,6 +17,8 @@ _USUAL = {"fmt": "e4m3", "activation_scheme": "dynamic"}
 OF_EXPERTS = "mxfp4"  # what configs call the method by which experts alone are in MXFP4
 _BY_HAND = "use the config of the unquantised model and give --dtype, or write the manifest by hand: docs/manifests.md"
 
+_NO_KERNEL = "no kernel takes it: leave these layers to the server, or quantise in groups of 128 without act-order"
+
 # What 4-bit checkpoints call the formats that a manifest can follow, and the scaling that each is.
 _MODELOPT = {"NVFP4": "nvfp4", "MXFP8": "mxfp8"}
 _COMPRESSED = {"nvfp4-pack-quantized": "nvfp4", "mxfp4-pack-quantized": "mxfp4"}
@@ -28,7 +30,9 @@ _WEIGHTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 _KEPT_ORDER = (None, False, "weight", "static")  # of columns; others need the activations' in another order
 _GPTQ = {"bits": 4, "group_size": 128, "desc_act": False}
-_AWQ = {"bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+_AWQ = {"bits": 4, "group_size": 128, "zero_point": True}
+_AWQ_IN_ROWS = "gemv"  # how versions begin that have weights in another layout
+_GPTQ_FORMATS = "gptq", "gptq_v2"
 _BY_SYMMETRY = {True: "int4_weight", False: "int4_zero_weight"}
 
 # Modules whose layers a manifest in e4m3 or e2m1 has in few bits; norms, routers, lm_head and in_proj_ba it has not.
@@ -53,7 +57,9 @@ def scaling_of_weights(fields: Fields) -> tuple[str, list[str]]:
     if method == "fp8":
         return _fp8(fields, found), []
     if method == "gptq":
-        return _gptq(fields, found), []
+        scaling = _gptq(fields, found)
+        remarks = [f"{fields.name(FIELD)}: sym is False, and vLLM loads no such GPTQ"] if "zero" in scaling else []
+        return scaling, remarks
     if method == "awq":
         return _awq(fields, found), []
     if method in ("modelopt", "modelopt_fp4"):
@@ -87,6 +93,9 @@ def _fp8(fields: Fields, found: Mapping[str, Any]) -> str:
 def _gptq(fields: Fields, found: Mapping[str, Any]) -> str:
     """The scaling of a checkpoint of GPTQ, all of whose layers must have the usual one."""
     _refuse_others(fields, "gptq", _GPTQ, found)
+    if found.get("checkpoint_format", "gptq") not in _GPTQ_FORMATS:
+        said = f"of gptq, checkpoint_format {' or '.join(_GPTQ_FORMATS)} is supported"
+        fields.fail(f"{fields.name(FIELD)} is present: {said}, found {short(found['checkpoint_format'])}; {_NO_KERNEL}")
     for name in ("dynamic", "modules_in_block_to_quantize"):
         if found.get(name):
             fields.fail(f"{fields.name(FIELD)} is present: of gptq, {name} is not read; {_BY_HAND}")
@@ -98,6 +107,9 @@ def _gptq(fields: Fields, found: Mapping[str, Any]) -> str:
 def _awq(fields: Fields, found: Mapping[str, Any]) -> str:
     """The scaling of a checkpoint of AWQ. A module that it leaves out is a part of the names of those meant."""
     _refuse_others(fields, "awq", _AWQ, found)
+    if str(found.get("version")).lower().startswith(_AWQ_IN_ROWS):
+        said = f"of awq, version {short(found['version'])} has another layout"
+        fields.fail(f"{fields.name(FIELD)} is present: {said}; {_NO_KERNEL}")
     for module in _names(fields, found, "modules_to_not_convert"):
         if any(f".{module}." in f".{name}." for name in _PROBES):
             fields.fail(f"{fields.name(FIELD)} is present, and leaves {short(module)} in 16 bits; {_BY_HAND}")
@@ -109,7 +121,7 @@ def _refuse_others(fields: Fields, method: str, supported: Mapping[str, Any], fo
     for name, wanted in supported.items():
         if found.get(name) != wanted:
             said = f"of {method}, {name} {wanted} is supported, found {short(found.get(name))}"
-            fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
+            fields.fail(f"{fields.name(FIELD)} is present: {said}; {_NO_KERNEL}")
 
 
 def _by_symmetry(fields: Fields, of: str, name: str, symmetric: Any) -> str:
@@ -165,7 +177,7 @@ def _of_weights_alone(fields: Fields, layout: str, weights: Any) -> str:
         wrong, wanted = "actorder", {"actorder": "weight"}
     if wrong is not None:
         words = f"of {layout} weights, {wrong} {wanted[wrong]} is supported, found {short(said.get(wrong))}"
-        fields.fail(f"{fields.name(FIELD)} is present: {words}; {_BY_HAND}")
+        fields.fail(f"{fields.name(FIELD)} is present: {words}; {_NO_KERNEL}")
     if layout == "pack-quantized":
         return _by_symmetry(fields, f"{layout} weights", "symmetric", said.get("symmetric"))
     return scaling
