@@ -175,7 +175,7 @@ def test_what_weights_are_is_said_where_a_manifest_is_of_others() -> None:
     assert "as kernels for its weights have them; serve it in bf16 (vLLM: --dtype bfloat16)" in said
     (said,) = warnings(config, dtype="f16", targets=None)
     assert "its weights are int4_zero_weight, and the manifest is for others, in f16; leave --dtype out" in said
-    assert "int4_zero_weight, which no kernel for int4_weight takes" in warnings(config, scaling="int4_weight")[0]
+    assert "int4_zero_weight, which no kernel for int4_weight takes" in warnings(config, scaling="int4_weight")[-1]
     (said,) = warnings(published("qwen3-8b", quantization_config={**GPTQ, "sym": False}), targets=None)
     assert "sym is False, and vLLM loads no such GPTQ" in said
 
