@@ -26,7 +26,7 @@ from runtime.rmsnorm import Signature as RmsNorm
 
 from .launcher import launcher
 
-NOT_KNOWN = ("sm107_dense",)  # families whose products NVIDIA has not documented
+NOT_KNOWN = ("sm107_dense", "sm107_block_scaled")  # families whose products NVIDIA has not documented
 _TRIES = 6  # some legal variants spill registers
 
 
