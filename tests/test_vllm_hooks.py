@@ -25,7 +25,10 @@ def vllm(request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.parametrize(
     "hook",
-    [*hooks.HOOKS, *hooks.FILLED, *hooks.FILLED_EXPERTS, *hooks.MADE, hooks.ACTIVATION, hooks.MODEL],
+    [
+        *(*hooks.HOOKS, *hooks.FILLED, *hooks.FILLED_INT4, *hooks.FILLED_EXPERTS, *hooks.MADE),
+        *(hooks.PERMUTE, hooks.ACTIVATION, hooks.MODEL),
+    ],
     ids=str,
 )
 def test_methods_that_are_wrapped_or_filled_are_there(vllm: Path, hook: hooks.Hook) -> None:

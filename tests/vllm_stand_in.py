@@ -28,6 +28,7 @@ from .vllm_mxfp4_stand_in import contents as experts_in_mxfp4
 
 LAYERS = "vllm.model_executor.layers"
 FP8 = "vllm.model_executor.kernels.linear"
+MIXED = f"{FP8}.mixed_precision.MPLinearKernel"
 Contents = dict[str, dict[str, Any]]  # of modules, by their names
 
 
@@ -256,6 +257,11 @@ def _embeddings() -> Contents:
     }
 
 
+class Platform(enum.Enum):
+    CUDA = enum.auto()
+    ROCM = enum.auto()
+
+
 def _fp8_gemms() -> Contents:
     class FP8ScaledMMLinearKernel:
         def __init__(self, c: Any, layer_param_names: Any) -> None:
@@ -282,17 +288,65 @@ def _fp8_gemms() -> Contents:
         def apply_block_scaled_mm(self, A: Any, B: Any, As: Any, Bs: Any) -> Any:
             raise NotImplementedError
 
-    class Platform(enum.Enum):
-        CUDA = enum.auto()
-        ROCM = enum.auto()
-
-    return {
+    mixed = _mixed_gemms()
+    ((_, MPLinearKernel),) = mixed[MIXED].items()
+    return mixed | {
         FP8: {
+            "_POSSIBLE_KERNELS": {p: [MPLinearKernel] for p in Platform},
             "_POSSIBLE_FP8_KERNELS": {p: [FP8ScaledMMLinearKernel] for p in Platform},
             "_POSSIBLE_FP8_BLOCK_KERNELS": {p: [Fp8BlockScaledMMLinearKernel] for p in Platform},
         },
         f"{FP8}.scaled_mm.ScaledMMLinearKernel": {"FP8ScaledMMLinearKernel": FP8ScaledMMLinearKernel},
         f"{FP8}.scaled_mm.BlockScaledMMLinearKernel": {"Fp8BlockScaledMMLinearKernel": Fp8BlockScaledMMLinearKernel},
+    }
+
+
+def _mixed_gemms() -> Contents:
+    class MPLinearKernel:
+        def __init__(
+            self,
+            c: Any,
+            w_q_param_name: str,
+            w_s_param_name: str,
+            w_zp_param_name: str | None = None,
+            w_gidx_param_name: str | None = None,
+        ) -> None:
+            assert self.can_implement(c)
+            self.config = c
+            self.w_q_name, self.w_s_name, self.w_zp_name = w_q_param_name, w_s_param_name, w_zp_param_name
+            self.w_gidx_name = w_gidx_param_name
+
+        @classmethod
+        def get_min_capability(cls) -> int:
+            raise NotImplementedError
+
+        @classmethod
+        def can_implement(cls, c: Any) -> tuple[bool, str | None]:
+            raise NotImplementedError
+
+        def process_weights_after_loading(self, layer: Any) -> None:
+            raise NotImplementedError
+
+        def apply_weights(self, layer: Any, x: Any, bias: Any = None) -> Any:
+            raise NotImplementedError
+
+        def _get_weight_params(self, layer: Any) -> tuple[Any, ...]:
+            names = self.w_q_name, self.w_s_name, self.w_zp_name, self.w_gidx_name
+            return tuple(getattr(layer, name or "", None) for name in names)
+
+        def _transform_param(self, layer: Any, name: Any, fn: Any) -> None:
+            setattr(layer, name, nn.Parameter(fn(getattr(layer, name)).data, requires_grad=False))
+
+    def permute_param_layout_(param: Any, input_dim: int, output_dim: int, **kwargs: Any) -> Any:
+        if "packed_dim" in kwargs:
+            assert param.packed_dim == (param.input_dim, param.output_dim)[kwargs["packed_dim"]]
+        assert (input_dim, output_dim) == (0, 1)
+        param.data = param.data.permute(param.input_dim, param.output_dim)
+        return param
+
+    return {
+        MIXED: {"MPLinearKernel": MPLinearKernel},
+        "vllm.model_executor.parameter": {"permute_param_layout_": permute_param_layout_},
     }
 
 

@@ -20,8 +20,8 @@ Make = Callable[[Callable[..., Any]], Callable[..., Any]]  # of what a method wa
 
 @dataclass(frozen=True)
 class Hook:
-    """A method or property of a server's, or a function where `owner` is empty; `parameters` are the names that it must
-    have, `self` among them."""
+    """A method, of a class too, or a property of a server's, or a function where `owner` is empty; `parameters` are the
+    names that it must have, `self` or `cls` among them."""
 
     module: str
     owner: str
@@ -44,7 +44,7 @@ def look_up(wanted: Iterable[Hook]) -> list[tuple[Any, Callable[..., Any]]]:
             module = importlib.import_module(hook.module)
             owner = getattr(module, hook.owner) if hook.owner else module
             method = vars(owner)[hook.method]
-            of: Any = method.fget if isinstance(method, property) else method
+            of: Any = method.fget if isinstance(method, property) else getattr(method, "__func__", method)
             parameters = tuple(inspect.signature(of).parameters)
         except (ImportError, AttributeError, KeyError, TypeError, ValueError) as error:
             missing.append(f"{hook} is not there ({type(error).__name__}: {error})")

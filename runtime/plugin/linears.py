@@ -20,7 +20,7 @@ from ..serve.library import Library
 from ..torch.layers import choose
 from ..torch.operator import ALIGNMENT_BYTES
 
-FP8 = "fp8 layer"
+FP8, INT4 = "fp8 layer", "int4 layer"
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Decision:
     one; empty where the server computes that. `fused` is the one that computes the activation after it too, where there
     is one, and then the only one that is called but at the M in `apart`, where `plain` is, and the server's activation
     after it. `asked` is the one that the server is expected to call, and `reason` says why the archive does not serve
-    it. `kind` is "linear layer", "head", "embedding", which is a head only in models that tie it, or "fp8 layer".
-    `binding` says that the server cannot compute the layer any more.
+    it. `kind` is "linear layer", "head", "embedding", which is a head only in models that tie it, "fp8 layer" or "int4
+    layer". `binding` says that the server cannot compute the layer any more.
     """
 
     kind: str

@@ -58,8 +58,7 @@ def _computed(
     try:
         found: torch.Tensor = library_of(library).gemm(a, b, scale_a=scale_a, scale_b=scale_b, **to)
     except (KernelMiss, ArgumentError) as error:
-        log = _logs.get(library_of(library), logging.getLogger("cute_aot"))
-        _say_once(log, b.shape[0], b.shape[1], type(error).__name__, getattr(error, "reason", "its operands"))
+        say_once(library_of(library), "an fp8 GEMM", b.shape[0], b.shape[1], error)
         found = _widened(a, scale_a) @ _widened(b, scale_b).T
         found = to["out"].copy_(found) if "out" in to else found.to(to["dtype"])
     return found
@@ -80,9 +79,15 @@ def _widened(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return x.float() * scales
 
 
+def say_once(lib: Library, what: str, n: int, k: int, error: Exception) -> None:
+    """Say that torch computes `what` of N and K, since `lib` refused it with this error."""
+    reason = getattr(error, "reason", "its operands")
+    _say_once(_logs.get(lib, logging.getLogger("cute_aot")), what, n, k, type(error).__name__, reason)
+
+
 @functools.lru_cache(1024)
-def _say_once(log: logging.Logger, n: int, k: int, error: str, reason: str) -> None:
-    log.warning("an fp8 GEMM of N %d and K %d was computed by torch, slowly: %s, %s", n, k, error, reason)
+def _say_once(log: logging.Logger, what: str, n: int, k: int, error: str, reason: str) -> None:
+    log.warning("%s of N %d and K %d was computed by torch, slowly: %s, %s", what, n, k, error, reason)
 
 
 for _key in ("CUDA", "CPU"):

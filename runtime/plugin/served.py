@@ -43,7 +43,8 @@ class Served:
         self._opened: dict[str, Library] = {}
         self._sizes: list[int] = []  # numbers of tokens that the server captures graphs for
         self._ready: set[str] = set()  # signatures whose kernels are loaded
-        self._fp8_left: Counter[str] = Counter()  # layers that the server computes, by the reason
+        # Of quantised layers those that the server computes, by kind and reason.
+        self._quantised_left: Counter[tuple[str, str]] = Counter()
         self._fused: list[Any] = []  # the MLPs whose activations GEMMs compute
         self._decisions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by layer, or fp8 GEMM
 
@@ -51,7 +52,7 @@ class Served:
         """Begin anew; what an earlier engine was given goes on as it is."""
         self.lib, self._digest = None, ""
         self._ready.clear()
-        self._fp8_left.clear()
+        self._quantised_left.clear()
         self._fused.clear()
         self._decisions.clear()
 
@@ -123,11 +124,11 @@ class Served:
 
         Called before the server measures memory and captures graphs; raises where kernels cannot be loaded.
         """
-        from .linears import FP8, Decision, summary
+        from .linears import Decision, summary
 
         assert self.lib is not None
         decisions = [self._decisions[layer] for layer in (self._decisions if layers is None else layers)]
-        decisions += [Decision(FP8, reason=reason) for reason in self._fp8_left.elements()]
+        decisions += [Decision(kind, reason=reason) for kind, reason in self._quantised_left.elements()]
         keys = {key for each in decisions for key in each.keys}
         by_rows: defaultdict[int, set[str]] = defaultdict(set)
         for each in decisions:

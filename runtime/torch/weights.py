@@ -33,6 +33,7 @@ from ..numbers.weights import (
 _MXFP4, _INT4 = FORMATS["mxfp4_weight"], FORMATS["int4_weight"]
 _INT4_ZERO = FORMATS["int4_zero_weight"]
 _LARGEST_U4 = 15
+_CODES_AT_ONCE = 1 << 23
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # in which four bits of a word, from the low ones, each of eight columns is
 _UE8M0_OF_ONE, _LARGEST_UE8M0 = 127, 254
 _MATRIX = 2  # dimensions
@@ -86,16 +87,30 @@ def prepare_weight(
             f"scales of a weight ({n}, {k}) in {layout} are one for each 1 x {form.group}, found {tuple(scales.shape)} "
             "of them by rows and groups"
         )
-    words = arrange_codes(codes.to(torch.int32), form)
     elements = torch.float4_e2m1fn_x2 if form is _MXFP4 else torch.uint4
-    b = words.contiguous().view(torch.uint8).reshape(n, k // 2).view(elements)
+    b = _arranged(codes, form).view(torch.uint8).reshape(n, k // 2).view(elements)
     scales = _as_kernels_have_them(scales, form)
     if zeros is not None:
         points = _zeros_of(zeros, read_zeros, layout, (n, k // form.group))
-        form, scales = _INT4_ZERO, in_turn(scales, (points + MINUS_0).to(torch.int16).view(torch.bfloat16))
+        form, scales = (
+            _INT4_ZERO,
+            in_turn(scales, (points.to(torch.int32) + MINUS_0).to(torch.int16).view(torch.bfloat16)),
+        )
     elif layout in _NEED_ZEROS:
         raise ArgumentError(f"a weight of {layout} has zero points; pass them as `zeros`")
     return PreparedWeight(b, arrange_scales(scales, form).contiguous())
+
+
+def _arranged(codes: torch.Tensor, form: WeightFormat) -> torch.Tensor:
+    """Codes (N, K) as words (K / 64, N / 16, 32, 4) without a gap; so many rows at a time that what is made of these in
+    between, eight times as large, takes little memory."""
+    n, k = codes.shape
+    found = torch.empty((k // BLOCK_COLUMNS, n // BLOCK_ROWS, LANES, WORDS), dtype=torch.int32, device=codes.device)
+    rows = max(1, _CODES_AT_ONCE // (k * BLOCK_ROWS)) * BLOCK_ROWS
+    for first in range(0, n, rows):
+        words = arrange_codes(codes[first : first + rows].to(torch.int32), form)
+        found[:, first // BLOCK_ROWS : (first + rows) // BLOCK_ROWS] = words
+    return found
 
 
 def _zeros_of(zeros: torch.Tensor, read: _Read | None, layout: str, shape: tuple[int, int]) -> torch.Tensor:
@@ -239,8 +254,11 @@ def _eights(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> torch.Te
 
 
 def _eight_of_each(packed: torch.Tensor) -> torch.Tensor:
-    """Eight columns of 4 bits for each int32, from the low ones."""
-    return torch.stack([packed >> (4 * place) & 15 for place in range(8)], -1).flatten(1)
+    """Eight columns of 4 bits for each int32, from the low ones, as bytes."""
+    found = torch.empty((*packed.shape, 8), dtype=torch.uint8, device=packed.device)
+    for place in range(8):
+        found[..., place] = packed >> (4 * place) & 15
+    return found.flatten(1)
 
 
 def _awq(packed: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ Knows names and parameters, and nothing of what the wrappers do. Nothing of vLLM
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..errors import ArgumentError
@@ -89,7 +89,23 @@ FILLED = (
     Hook(_BLOCK, "Fp8BlockScaledMMLinearKernel", "__init__", ("self", "config")),
     Hook(_BLOCK, "Fp8BlockScaledMMLinearKernel", "apply_block_scaled_mm", ("self", "A", "B", "As", "Bs")),
 )
+# And of the class that its int4 GEMMs are derived from; with what brings a parameter's axes in order.
+_MIXED = f"{_FP8}.mixed_precision.MPLinearKernel"
+_NAMES = "w_q_param_name", "w_s_param_name", "w_zp_param_name", "w_gidx_param_name"
+FILLED_INT4 = (
+    Hook(_MIXED, "MPLinearKernel", "__init__", ("self", "c", *_NAMES)),
+    Hook(_MIXED, "MPLinearKernel", "get_min_capability", ("cls",)),
+    Hook(_MIXED, "MPLinearKernel", "can_implement", ("cls", "c")),
+    Hook(_MIXED, "MPLinearKernel", "process_weights_after_loading", _LOADED),
+    Hook(_MIXED, "MPLinearKernel", "apply_weights", _APPLY),
+    Hook(_MIXED, "MPLinearKernel", "_get_weight_params", _LOADED),
+    Hook(_MIXED, "MPLinearKernel", "_transform_param", ("self", "layer", "name", "fn")),
+)
+PERMUTE = Hook(
+    "vllm.model_executor.parameter", "", "permute_param_layout_", ("param", "input_dim", "output_dim", "kwargs")
+)
 # vLLM's lists by platform, the first class that answers is taken; with the module and name of the class to derive from.
+INT4_LISTS = {"_POSSIBLE_KERNELS": (_MIXED, "MPLinearKernel")}
 FP8_LISTS = {
     "_POSSIBLE_FP8_KERNELS": (_SCALED, "FP8ScaledMMLinearKernel"),
     "_POSSIBLE_FP8_BLOCK_KERNELS": (_BLOCK, "Fp8BlockScaledMMLinearKernel"),
@@ -176,7 +192,15 @@ READ = {
     + ("FusedMoEParallelConfig.enable_eplb",),
     f"{_MOE}.oracle.unquantized": ("UnquantizedMoeBackend.TRITON",),
     f"{_MOE}.activation": tuple(f"MoEActivation.{name}" for name in ("SILU", "GELU", "GELU_TANH", "SWIGLUOAI")),
-    _FP8: tuple(FP8_LISTS),
+    _FP8: (*FP8_LISTS, *INT4_LISTS),
+    _MIXED: tuple(
+        f"MPLinearLayerConfig.{name}"
+        for name in (
+            *("partition_weight_shape", "weight_type", "act_type", "group_size", "zero_points", "has_g_idx"),
+            "out_type",
+        )
+    ),
+    "vllm.scalar_type": ("ScalarType.bias",),
     _SCALED: tuple(
         f"FP8ScaledMMLinearLayerConfig.{name}"
         for name in ("weight_quant_key", "activation_quant_key", "weight_shape", "input_dtype", "out_dtype")
@@ -212,18 +236,20 @@ def of_runner(runner: Any) -> Hook:
     raise ArgumentError(f"the model runner {type(runner).__module__}.{type(runner).__name__} is none that is known")
 
 
-def put_first(make: Callable[[type, type], tuple[type, type]]) -> None:
-    """Put the classes that `make` derives from vLLM's two before all others in its lists for CUDA, unless they are.
+def put_first(
+    names: Mapping[str, tuple[str, str]], filled: Iterable[Hook], make: Callable[..., tuple[type, ...]]
+) -> None:
+    """Put the classes that `make` derives from vLLM's before all others in the lists `names` for CUDA, unless they are.
 
     Raises:
-        ArgumentError: vLLM lacks a method of `FILLED`, or it has other parameters.
+        ArgumentError: vLLM lacks a method of `filled`, or it has other parameters.
         ImportError, AttributeError, KeyError: vLLM has no such lists.
     """
-    look_up(FILLED)
-    lists = [getattr(importlib.import_module(_FP8), name) for name in FP8_LISTS]
+    look_up(filled)
+    lists = [getattr(importlib.import_module(_FP8), name) for name in names]
     lists = [next(classes for platform, classes in each.items() if platform.name == "CUDA") for each in lists]
     if not any(is_marked(first) for each in lists for first in each):
-        bases = [getattr(importlib.import_module(module), name) for module, name in FP8_LISTS.values()]
+        bases = [getattr(importlib.import_module(module), name) for module, name in names.values()]
         for each, ours in zip(lists, make(*bases), strict=True):
             mark(ours)
             each.insert(0, ours)

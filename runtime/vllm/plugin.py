@@ -89,7 +89,8 @@ class Plugin(Served):
                     self._experts_left = self._install_experts(quantised)
                 self._sizes = sorted(set(vllm_config.compilation_config.cudagraph_capture_sizes or ()))
                 if quantised:
-                    hooks.put_first(self._fp8_classes)
+                    hooks.put_first(hooks.FP8_LISTS, hooks.FILLED, self._fp8_classes)
+                    hooks.put_first(hooks.INT4_LISTS, hooks.FILLED_INT4, self._int4_class)
                 self.lib, self._digest = lib, lib.digest
         except Exception as error:  # the server goes on with vLLM's kernels, whatever it is
             self.refuse(error)
@@ -178,6 +179,12 @@ class Plugin(Served):
 
         return classes(scaled, block, self.ask_fp8, self.made_fp8)
 
+    def _int4_class(self, base: type) -> tuple[type]:
+        from .int4 import derived
+
+        ((_, permute),) = hooks.look_up([hooks.PERMUTE])
+        return (derived(base, permute, self.ask_int4, self.made_int4),)
+
     # --- its model is made and loaded ---
 
     def ask_fp8(self, config: Any) -> tuple[bool, str | None]:
@@ -193,9 +200,44 @@ class Plugin(Served):
         except Exception as error:  # whatever it is, vLLM asks its own classes next
             reason = words(error)
         if reason:
-            self._fp8_left[reason] += 1
+            self._quantised_left["fp8 layer", reason] += 1
             return False, reason
         return True, None
+
+    def ask_int4(self, config: Any) -> tuple[bool, str | None]:
+        """Whether the archive computes a layer in int4 that vLLM describes so, and if not why not; loads its kernels.
+
+        Whether it has a bias, nobody says: kernels that add one serve both.
+        """
+        if self.lib is None:
+            return False, "serves nothing"
+        try:
+            from ..plugin.scaled import log_to
+            from .int4 import wanted, with_bias
+
+            log_to(self.lib, _log)
+            signature = wanted(config)
+            reason = self.ask(signature)
+            if self.ask(with_bias(signature)) == "":
+                reason = ""
+        except Exception as error:  # whatever it is, vLLM asks its own classes next
+            reason = words(error)
+        if reason:
+            self._quantised_left["int4 layer", reason] += 1
+            return False, reason
+        return True, None
+
+    def made_int4(self, gemm: Any, config: Any) -> tuple[int, bool, bool]:
+        """Note a GEMM in int4 that vLLM made of the archive's class; the library's number, and whether the archive has
+        kernels without a bias and with one."""
+        from ..plugin.linears import INT4, Decision
+        from .int4 import wanted, with_bias
+
+        assert self.lib is not None  # it was asked before
+        signature = wanted(config)
+        keys = ["" if self.ask(s) else s.key() for s in (signature, with_bias(signature))]
+        self._decisions[gemm] = Decision(INT4, keys[0], keys[1], with_bias=not keys[0], binding=True)
+        return self._number(), bool(keys[0]), bool(keys[1])
 
     def made_fp8(self, gemm: Any, config: Any) -> int:
         """Note an fp8 GEMM that vLLM made of one of the archive's classes; the library's number."""

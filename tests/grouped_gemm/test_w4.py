@@ -56,12 +56,14 @@ operations:
     - {{name: halves, {_MXFP4}, n: 288, epilogue: swiglu}}
     - {{name: down, {_MXFP4}, n: 144, epilogue: bias}}
     - {{name: int4, a: bf16, b: u4, d: bf16, groups: 5, n: 144, k: 384, scaling: int4_weight}}
+    - {{name: zeros, a: bf16, b: u4, d: bf16, groups: 5, n: 144, k: 384, scaling: int4_zero_weight}}
 """
 GATE_UP = Signature("bf16", "e2m1", "bf16", 5, 288, 320, "bias+swiglu_clamped_interleaved", scaling="mxfp4_weight")
 HALVES = dataclasses.replace(GATE_UP, epilogue="swiglu")
 DOWN = dataclasses.replace(GATE_UP, n=144, epilogue="bias")
 INT4 = Signature("bf16", "u4", "bf16", 5, 144, 384, scaling="int4_weight")
-SIGNATURES = [GATE_UP, HALVES, DOWN, INT4]
+ZEROS = dataclasses.replace(INT4, scaling="int4_zero_weight")
+SIGNATURES = [GATE_UP, HALVES, DOWN, INT4, ZEROS]
 every = pytest.mark.parametrize("s", SIGNATURES, ids=lambda s: s.key())
 
 
@@ -156,7 +158,7 @@ def call(s: Signature, m: int) -> dict[str, Any]:
     """What `Library.grouped_gemm` takes for such a signature."""
     form = FORMATS[s.scaling]
     mxfp4 = s.scaling == "mxfp4_weight"
-    scales = (s.groups, s.k // form.columns, s.n * form.columns // form.group)
+    scales = (s.groups, s.k // form.columns, s.n * max(1, form.columns // form.group))
     given = {
         "a": FakeTensor((m, s.k)),
         "b": FakeTensor((s.groups, s.n, s.k // 2), "float4_e2m1fn_x2" if mxfp4 else "uint4"),
@@ -294,7 +296,9 @@ def weights_of_tile(plan: Plan, codes: Any, scales: Any) -> Any:
     scales = scales.reshape(plan.scale_blocks, plan.slabs, 8).astype(np.int64)
     block, slab, lane, step = np.meshgrid(*map(np.arange, codes.shape), indexing="ij")
     column = block * 64 + step * 16
-    of_scales = scales[column // form.columns, slab, lane // 4]
+    word = column // form.group * 2 if form.zeros else column // form.columns
+    of_scales = scales[word, slab, lane // 4]
+    below = scales[word + 1, slab, lane // 4] if form.zeros else None
     group = column % form.columns // form.group
     found = np.full((plan.tile_n, plan.tile_k), np.nan)
     for j, pair in enumerate((e2m1_pairs if form.word == "mxfp4_weight" else int4_pairs)(codes)):
@@ -305,7 +309,8 @@ def weights_of_tile(plan: Plan, codes: Any, scales: Any) -> Any:
                 number = number * bf16((of_scales >> 8 * (2 * group + j % 2) & 0xFF) << 7)
             else:
                 scale = bf16(of_scales >> 16 * (j % 2) & 0xFFFF)
-                number = (number * scale + scale * -(2.0**-130)).astype(ml_dtypes.bfloat16).astype(np.float64)
+                point = -(2.0**-130) if below is None else bf16(below >> 16 * (j % 2) & 0xFFFF)
+                number = ((number + point) * scale).astype(ml_dtypes.bfloat16).astype(np.float64)
             found[row, column + 2 * (lane % 4) + element + 8 * (j // 2)] = number
     return found * 2.0**form.exponent
 

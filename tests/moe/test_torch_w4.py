@@ -52,7 +52,9 @@ def tensors(word: str = "mxfp4_weight", k: int = K) -> tuple[Any, Any, Any, Any,
         else:
             packed = torch.randint(-(1 << 31), 1 << 31, (EXPERTS, rows, columns // 8), generator=random).int()
             scales = torch.rand((EXPERTS, rows, columns // 128), generator=random) * 0.02
-            made.append(aot.prepare_weight(packed, scales, "compressed-tensors"))
+            drawn = torch.randint(-(1 << 31), 1 << 31, (EXPERTS, rows // 8, columns // 128), generator=random).int()
+            zeros = drawn if word == "int4_zero_weight" else None
+            made.append(aot.prepare_weight(packed, scales, "compressed-tensors", zeros))
     ids = torch.rand((TOKENS, EXPERTS), generator=random).topk(3).indices
     return hidden, *made, ids, torch.rand((TOKENS, 3), generator=random).softmax(-1)
 
@@ -85,9 +87,10 @@ def test_both_parts_of_a_weight_may_be_given_apart(lib: ExpertsOnCpu) -> None:
     assert torch.equal(found, aot.moe(lib, hidden, w13, w2, ids, weights))
 
 
-def test_int4_is_computed_too(lib: ExpertsOnCpu) -> None:
-    hidden, w13, w2, ids, weights = tensors("int4_weight", k=256)
-    of_w13, of_w2 = (numbers(w, "int4_weight") for w in (w13, w2))
+@pytest.mark.parametrize("word", ["int4_weight", "int4_zero_weight"])
+def test_int4_is_computed_too(lib: ExpertsOnCpu, word: str) -> None:
+    hidden, w13, w2, ids, weights = tensors(word, k=256)
+    of_w13, of_w2 = (numbers(w, word) for w in (w13, w2))
     close(aot.moe(lib, hidden, w13, w2, ids, weights), experts(hidden, of_w13, of_w2, ids, weights))
 
 
@@ -145,7 +148,7 @@ def test_packed_weights_and_scales_of_other_experts_are_refused() -> None:
         aot.prepare_weight(blocks[:, :40], scales[:, :40], "mxfp4")
 
 
-@pytest.mark.parametrize("word", ["mxfp4_weight", "int4_weight"])
+@pytest.mark.parametrize("word", ["mxfp4_weight", "int4_weight", "int4_zero_weight"])
 def test_prepared_weights_are_widened_to_the_numbers_that_kernels_read(word: str) -> None:
     for weight in tensors(word, k=256)[1:3]:
         assert torch.equal(widened(weight).float(), numbers(weight, word))
