@@ -97,10 +97,14 @@ class ExpertWeights:
 
     def bias_problem(self) -> str:
         """Why these are no biases of the two; empty if they are, or if there are none."""
-        for name, weight, bias in zip(_NAMES, (self.w13, self.w2), self.biases, strict=False):
-            if bias.dtype != self.tokens or tuple(bias.shape) != tuple(weight.shape[:2]) or not bias.is_contiguous():
-                return f"the bias of {name} is no {tuple(weight.shape[:2])} of the tokens' type"
+        for name, extents, bias in zip(_NAMES, self.extents(), self.biases, strict=False):
+            if bias.dtype != self.tokens or tuple(bias.shape) != extents[:2] or not bias.is_contiguous():
+                return f"the bias of {name} is no {extents[:2]} of the tokens' type"
         return ""
+
+    def extents(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(experts, 2N, K) and (experts, K, N), the last perhaps in units of two."""
+        return tuple(self.w13.shape), tuple(self.w2.shape)
 
     def signatures(self, top_k: int, activation: str, global_experts: int) -> tuple[list[Any], list[Any], list[Any]]:
         """Those whose M counts tokens; those whose M counts rows, which is `top_k` times as many; and one of the latter

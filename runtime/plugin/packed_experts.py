@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..grouped_gemm import Signature as GroupedGemm
-from ..numbers.weights import BLOCK_ROWS, FORMATS
+from ..numbers.weights import BLOCK_ROWS, FORMATS, WeightFormat
 from ..program.tensor import dtype_name
 from ..serve.library import Library
 from ..torch.weights import PreparedWeight, check_scales, prepare_in_place
@@ -65,3 +65,79 @@ class Mxfp4Experts(ExpertWeights):
         """Both as kernels read them, in the memory that they have; nothing else can read that from then on."""
         pairs = zip((self.w13, self.w2), self.scales, strict=True)
         return tuple(prepare_in_place(weight.data, scale.data, "mxfp4") for weight, scale in pairs)
+
+
+@dataclass(frozen=True)
+class Int4Experts(ExpertWeights):
+    """Experts in int4: w13 and w2 of int32, as a `layout` of `runtime.torch.prepare_weight` has them, whose rows are of
+    K: "awq", (experts, K, 2N / 8), or "gptq" and "gptq_v2", (experts, K / 8, 2N), and w2 alike; `scales` (experts, K /
+    128, 2N) and (experts, N / 128, K) in bf16; and `zeros` (experts, K / 128, 2N / 8) and alike, or none."""
+
+    layout: str = "gptq"
+    zeros: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def form(self) -> WeightFormat:
+        """What kernels call such weights."""
+        return FORMATS["int4_zero_weight" if self.zeros else "int4_weight"]
+
+    def extents(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """By the scales."""
+        found = [(len(scale), scale.shape[2], scale.shape[1] * self.form.group) for scale in self.scales]
+        return found[0], found[1]
+
+    def problem(self, lib: Library) -> str:
+        """As `Mxfp4Experts.problem`."""
+        if self.tokens != torch.bfloat16:
+            return f"tokens are {self.tokens}, and kernels for weights in int4 take bf16"
+        if any(scale.dim() != 3 for scale in self.scales):
+            return "scales are not of experts, groups along K and rows"
+        (experts, wide, k), down = self.extents()
+        if wide % 2 or down != (experts, k, wide // 2):
+            return (
+                f"scales of shapes {tuple(self.scales[0].shape)} and {tuple(self.scales[1].shape)} fit no groups of 128"
+            )
+        of_zeros = self.zeros or (None, None)
+        for name, weight, scale, zeros, (_, n, columns) in zip(
+            ("gate and up", "down"), (self.w13, self.w2), self.scales, of_zeros, self.extents(), strict=True
+        ):
+            packed = (experts, columns, n // 8) if self.layout == "awq" else (experts, columns // 8, n)
+            wanted = {weight: (torch.int32, packed), scale: (torch.bfloat16, tuple(scale.shape))}
+            if zeros is not None:
+                wanted[zeros] = torch.int32, (experts, columns // self.form.group, n // 8)
+            for tensor, (dtype, shape) in wanted.items():
+                if (tensor.dtype, tuple(tensor.shape)) != (dtype, shape) or not tensor.is_contiguous():
+                    return f"of {name}, a tensor is {tensor.dtype} {tuple(tensor.shape)}, not {dtype} {shape}"
+            if n % BLOCK_ROWS:
+                return f"N {n} of {name} is no multiple of {BLOCK_ROWS}"
+            if problem := stack_problem(lib, weight):
+                return f"of {name}, {problem}"
+        return self.bias_problem()
+
+    def signatures(self, top_k: int, activation: str, global_experts: int) -> tuple[list[Any], list[Any], list[Any]]:
+        """As those of other experts."""
+        ((experts, wide, k), _), d = self.extents(), dtype_name(self.tokens)
+        (gate, down), of = self.epilogues(activation), (OVERLAP, self.form.word)
+        of_rows = [
+            GroupedGemm(d, "u4", d, experts, wide, k, gate, *of),
+            GroupedGemm(d, "u4", d, experts, k, wide // 2, down, *of),
+        ]
+        return self.of_tokens(top_k, k, global_experts), of_rows, []
+
+    def check(self) -> None:
+        """Read all scales.
+
+        Raises:
+            ArgumentError: a kernel would overflow.
+        """
+        for scale in self.scales:
+            check_scales(scale, self.layout)
+
+    def prepare(self) -> tuple[PreparedWeight, ...]:
+        """Both as kernels read them, in the memory that they have, but for scales with zero points; nothing else can
+        read that from then on."""
+        of = zip((self.w13, self.w2), self.scales, self.zeros or (None, None), strict=True)
+        return tuple(
+            prepare_in_place(weight.data, scale.data, self.layout, None if zeros is None else zeros.data)
+            for weight, scale, zeros in of
+        )

@@ -145,18 +145,26 @@ def _prepare_experts(
     return PreparedWeight(*(whole.view(of.dtype) for whole, of in zip(raw, first, strict=True)))
 
 
-def prepare_in_place(packed: torch.Tensor, scales: torch.Tensor, layout: str) -> PreparedWeight:
-    """The same of experts' weights, in the memory of `packed` (experts, ...) and `scales`, both contiguous; they lose a
-    checkpoint's numbers; no more than one expert's are spread out at a time.
+def prepare_in_place(
+    packed: torch.Tensor, scales: torch.Tensor, layout: str, zeros: torch.Tensor | None = None
+) -> PreparedWeight:
+    """The same of experts' weights, in the memory of `packed` (experts, ...) and, where there are no zero points, of
+    `scales`, all contiguous; they lose a checkpoint's numbers; no more than one expert's are spread out at a time.
 
     Raises:
         ArgumentError: as `prepare_weight`; nothing was written.
     """
-    first = prepare_weight(packed[0], scales[0], layout)
+    each: list[torch.Tensor | None] = list(zeros) if zeros is not None else [None] * len(scales)
+    first = prepare_weight(packed[0], scales[0], layout, each[0])
     check_scales(scales, layout)  # or the last expert's would be refused when others are written
-    found = [x.view(torch.uint8).view(len(x), *of.shape) for x, of in zip((packed, scales), _bytes(first), strict=True)]
+    if layout == "gptq" and zeros is not None:
+        _zeros_of_gptq(zeros.flatten(0, 1))  # likewise
+    if zeros is not None:
+        scales_in = scales.new_empty((len(scales), *first.scale_b.shape), dtype=first.scale_b.dtype)
+    places = packed, scales if zeros is None else scales_in
+    found = [x.view(torch.uint8).view(len(x), *of.shape) for x, of in zip(places, _bytes(first), strict=True)]
     for expert in range(len(scales)):
-        one = first if expert == 0 else prepare_weight(packed[expert], scales[expert], layout)
+        one = first if expert == 0 else prepare_weight(packed[expert], scales[expert], layout, each[expert])
         for whole, of in zip(found, _bytes(one), strict=True):
             whole[expert] = of
     return PreparedWeight(*(x.view(of.dtype) for x, of in zip(found, first, strict=True)))

@@ -48,6 +48,18 @@ MXFP4_EXPERTS_LOADED = tuple(
     Hook(_MXFP4, owner, "process_weights_after_loading", _LOADED)
     for owner in ("GptOssMxfp4MoEMethod", "Mxfp4MoEMethod")
 )
+INT4_EXPERTS_LOADED = tuple(
+    Hook(f"{_LAYERS}.quantization.{module}", owner, "process_weights_after_loading", _LOADED)
+    for module, owner in (
+        ("auto_awq", "AutoAWQMoEMethod"),
+        ("auto_gptq", "AutoGPTQMoEMethod"),
+        (
+            "compressed_tensors.compressed_tensors_moe.compressed_tensors_moe_wna16_marlin",
+            "CompressedTensorsWNA16MarlinMoEMethod",
+        ),
+    )
+)
+PACKED_EXPERTS_LOADED = *MXFP4_EXPERTS_LOADED, *INT4_EXPERTS_LOADED
 MODEL_LOADED = Hook("vllm.v1.worker.gpu_worker", "Worker", "load_model", ("self", "load_dummy_weights"))
 
 # Wrapped in a worker that is recorded, with `MODEL_LOADED`. Requests begin when it is warm.
@@ -73,7 +85,7 @@ STEP_V2 = Hook(
 STEPS = (STEP_V1, STEP_V2)
 
 _SERVING = LINEAR_LOADED, LINEAR, HEAD_LOADED, HEAD, EXPERTS_LOADED, FP8_EXPERTS_LOADED, MODEL_LOADED
-HOOKS = (WORKER, CACHE_KEY, *_SERVING, *MXFP4_EXPERTS_LOADED, WARM, SHUTDOWN, LOGITS, *STEPS)
+HOOKS = (WORKER, CACHE_KEY, *_SERVING, *PACKED_EXPERTS_LOADED, WARM, SHUTDOWN, LOGITS, *STEPS)
 
 # Of the classes that the plugin's fp8 GEMMs are derived from; looked at where a model is quantised.
 _FP8 = "vllm.model_executor.kernels.linear"

@@ -168,7 +168,7 @@ class Plugin(Served):
 
         try:
             methods = [hooks.EXPERTS_LOADED, *([hooks.FP8_EXPERTS_LOADED] if quantised else [])]
-            packed = dict.fromkeys(hooks.MXFP4_EXPERTS_LOADED if quantised else (), around_packed)
+            packed = dict.fromkeys(hooks.PACKED_EXPERTS_LOADED if quantised else (), around_packed)
             hooks.install(dict.fromkeys(methods, around_loaded) | packed)
         except Exception as error:  # whatever importing another release of vLLM raises
             return words(error)
