@@ -55,8 +55,8 @@ from .parameters import with_pointers
 SHIM = Path(__file__).with_name("oracle_shim.c")
 PREFIX = "oracle"
 _OFF_WHEN_ZERO = (2, 6)
-# Of random cases a fourth has so few tiles that a grid of whole clusters, as some kernels have, would be empty.
-_TRIES = 1.5
+# Of random cases up to a third has so few tiles that a grid of whole clusters, as some kernels have, would be empty.
+_TRIES = 2
 
 
 @dataclass(frozen=True)

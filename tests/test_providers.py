@@ -338,7 +338,8 @@ def test_what_says_which_operands_an_operation_has_compiles_its_kernels_anew(
     assert _changed(described, of=name) == grouped
 
 
-OTHERWISE_WRAPPED = {"sm100_block_scaled", "sm100_grouped", "sm100_mixed_input"}
+BLOCK_SCALED = {"sm100_block_scaled", "sm107_block_scaled"}
+OTHERWISE_WRAPPED = {*BLOCK_SCALED, "sm100_grouped", "sm100_mixed_input"}
 
 
 @pytest.mark.parametrize(
@@ -347,8 +348,8 @@ OTHERWISE_WRAPPED = {"sm100_block_scaled", "sm100_grouped", "sm100_mixed_input"}
         ("operator_api/dense.py", set(cutlass_operators.FAMILIES) - OTHERWISE_WRAPPED),
         ("operator_api/mixed_input.py", {"sm100_mixed_input"}),
         ("operator_api/fused.py", {"sm100_static_persistent_efc"}),
-        ("operator_api/block_scaled.py", {"sm100_block_scaled"}),
-        ("operator_api/tensor_scale.py", {"sm100_block_scaled"}),
+        ("operator_api/block_scaled.py", BLOCK_SCALED),
+        ("operator_api/tensor_scale.py", BLOCK_SCALED),
         ("operator_api/grouped.py", {"sm100_grouped"} & set(cutlass_operators.FAMILIES)),
         ("operator_api/operator.py", set(cutlass_operators.FAMILIES)),
         ("arguments.py", set(cutlass_operators.FAMILIES)),

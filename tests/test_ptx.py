@@ -8,7 +8,10 @@ import sys
 
 import pytest
 
+from aot.search.targets import TARGETS
+
 from .command_line import ROOT
+from .compilers import needed
 from .ptx.parse import parse
 from .sm80_w4_samples import CHOICES, GROUPED, variant
 
@@ -30,6 +33,7 @@ def run(target: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         pytest.param("sm_90a", (7, 28), marks=pytest.mark.long),
         pytest.param("sm_100a", (1, 23), marks=pytest.mark.long),
         pytest.param("sm_80", (0, 28), marks=pytest.mark.long),
+        pytest.param("sm_107a", (21, 22, 23, 25), marks=[pytest.mark.long, *needed("sm_107a")]),
     ],
 )
 def test_kernels_compute_what_their_reference_says(target: str, numbers: tuple[int, ...]) -> None:
@@ -43,6 +47,10 @@ def test_kernels_compute_what_their_reference_says(target: str, numbers: tuple[i
         ("sm_90a", "sm90_small_m", 7, ("waits at mbarriers", "waits for products", "products of a step")),
         ("sm_80", "sm80_w4", 9, ("waits for copies",)),
         pytest.param("sm_80", "sm80_grouped_w4", 29, ("waits for copies",), marks=pytest.mark.long),
+        pytest.param(
+            *("sm_107a", "sm107_block_scaled", 23, ("waits at mbarriers",)),
+            marks=[pytest.mark.long, *needed("sm_107a")],
+        ),
     ],
 )
 def test_what_a_kernel_forgets_is_seen(target: str, family: str, case: int, forgotten: tuple[str, ...]) -> None:
@@ -91,7 +99,7 @@ def test_whatever_ends_of_groups_are_only_their_rows_are_written(target: str, nu
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a"])
+@pytest.mark.parametrize("target", [pytest.param(t, marks=needed(t)) for t in TARGETS])
 def test_drawn_variants_of_every_family_are_right(target: str) -> None:
     done = run(target, "--seed", 1)
     assert done.returncode == 0, done.stdout + done.stderr

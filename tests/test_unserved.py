@@ -28,7 +28,7 @@ MXFP8 = replace(FP8, scaling="mxfp8")
             "sm80_tensorop, the nearest for sm_80, lacks the epilogue bias",
             "sm_90a, sm_100a, sm_103a, sm_107a, sm_110a can",
         ),
-        ("sm_90a", MXFP8, "none for sm_90a has the scaling mxfp8", "sm_100a, sm_103a can"),
+        ("sm_90a", MXFP8, "none for sm_90a has the scaling mxfp8", "sm_100a, sm_103a, sm_107a can"),
         (
             "sm_120a",
             replace(FP8, scaling="block"),

@@ -145,6 +145,16 @@ def _block_scaled_rule(v: Variant) -> str | None:
     return unsupported_scaling(v.a, v.scaling) or _tile_k_rule(v)
 
 
+def _sm107_block_scaled_rule(v: Variant) -> str | None:
+    """Each element type has scalings of its own; tiles and clusters are those of `sm107_dense`, of which there are
+    fewer."""
+    return unsupported_scaling(v.a, v.scaling) or _tile_k_rule(v) or _sm107_rule(v)
+
+
+def _sm107_block_scaled_limit(v: Variant, signature: Signature) -> str | None:
+    return _block_scaled_limit(v, signature) or _too_few_ctas(v, signature)
+
+
 def _block_scaled_limit(v: Variant, signature: Signature) -> str | None:
     """The kernel is compiled for N that is a multiple of 32, and whole blocks of K share a scale."""
     for extent, value in (("N", signature.n), ("K", signature.k)):
@@ -187,6 +197,8 @@ _FUSED = (
     *(("e4m3", "e4m3", d) for d in ("bf16", "f16", "e4m3")),
     *((ab, ab, "e4m3") for ab in ("bf16", "f16")),
 )
+_BLOCK_SCALED = tuple((a, a, d) for a in ("e4m3", "e2m1") for d in ("bf16", "f16"))
+_TILE_SCALINGS = "mxfp8", "mxfp4", "nvfp4"
 _POWERS = (1, 2, 4, 8, 16)
 _SM100_OPTIONS: dict[str, tuple[Option, ...]] = {
     "tile_m": (64, 128, 256),
@@ -304,7 +316,7 @@ FAMILIES: dict[str, Family] = {
     "sm100_block_scaled": Family(
         "gemm",
         ("sm_100a", "sm_103a"),
-        tuple((a, a, d) for a in ("e4m3", "e2m1") for d in ("bf16", "f16")),
+        _BLOCK_SCALED,
         {
             "tile_m": (128, 256),
             "tile_n": (64, 128, 192),
@@ -315,8 +327,30 @@ FAMILIES: dict[str, Family] = {
         },
         _block_scaled_rule,
         batched=(False,),
-        scalings=("mxfp8", "mxfp4", "nvfp4"),
+        scalings=_TILE_SCALINGS,
         limit=_block_scaled_limit,
+        summation=summation.by_itself,
+    ),
+    # Rubin's: the same of two cluster shapes in one launch, and with `b_reuse` each MMA takes two tiles of A.
+    "sm107_block_scaled": Family(
+        "gemm",
+        ("sm_107a",),
+        _BLOCK_SCALED,
+        {
+            "tile_m": (128, 256, 512),
+            "tile_n": (64, 128, 256),
+            "tile_k": (128, 256),
+            "cluster_m": (1, 2, 4),
+            "cluster_n": (1, 2, 4),
+            "fallback_m": (1, 2),
+            "fallback_n": (1, 2),
+            "two_cta": (False, True),
+            "b_reuse": (False, True),
+        },
+        _sm107_block_scaled_rule,
+        batched=(False,),
+        scalings=_TILE_SCALINGS,
+        limit=_sm107_block_scaled_limit,
         summation=summation.by_itself,
     ),
     # Rows by groups that follow each other, where each ends on the device: the same pipeline; tiles that a group does

@@ -26,7 +26,6 @@ from runtime.rmsnorm import Signature as RmsNorm
 
 from .launcher import launcher
 
-NOT_KNOWN = ("sm107_dense",)  # families whose products NVIDIA has not documented
 _TRIES = 6  # some legal variants spill registers
 
 
@@ -93,8 +92,7 @@ def drawn(name: str, rng: random.Random, cases: tuple[Case, ...] = CASES) -> Ite
     for case in cases:
         by_family: dict[tuple[str, str], list[Variant]] = {}
         for provider in provider_names():
-            found = legal_variants(provider, name, case.signature)
-            for variant in (v for v in found if v.family not in NOT_KNOWN):
+            for variant in legal_variants(provider, name, case.signature):
                 by_family.setdefault((provider, variant.family), []).append(variant)
         for _, variants in sorted(by_family.items()):
             yield rng.sample(variants, min(len(variants), _TRIES)), case

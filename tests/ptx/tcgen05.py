@@ -2,6 +2,10 @@
 
 Layouts and descriptors are those of the PTX ISA, chapter "TensorCore 5th Generation Family Instructions". Products,
 copies and commits of a CTA happen in their order, at drawn moments; stores to tensor memory at their wait.
+
+That manual does not describe what Rubin's own kernels ask for. It is inferred from them: a bit of the instruction
+descriptor makes a product twice as deep along K, more than four scales of a row lie in words that are a whole tile of
+scales apart, and addresses in descriptors have two bits more, for a larger shared memory.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ ROWS, COLUMNS = 128, 576  # 512 before sm_107a
 _LANE = np.arange(32)
 _F8F6F4 = {0: "e4m3", 5: "e2m1"}
 _SWIZZLES = {0: 0, 2: 1, 4: 2, 6: 3}  # to those of WGMMA's descriptors
+_DEEP_BITS = {"f8f6f4": 29, "mxf8f6f4": 31, "mxf4nvf4": 3}  # by kind, of instruction descriptors; inferred
 
 
 class TensorMemory:
@@ -54,6 +59,7 @@ class Shape(NamedTuple):
     scale: str
     scale_a_place: int
     scale_b_place: int
+    k_bytes: int  # of a row of A or of B in shared memory
 
     @classmethod
     def read(cls, word: int, kind: str) -> Shape:
@@ -75,17 +81,23 @@ class Shape(NamedTuple):
             ("ue8m0" if word >> 23 & 1 else "ue4m3") if scaled else "",
             word >> 29 & 3,
             word >> 4 & 3,
+            64 if kind in _DEEP_BITS and word >> _DEEP_BITS[kind] & 1 else 32,
         )
 
 
-def _matrix(of: int, cta: Cta, rows: int, kind: str, transposed: bool) -> Values:
-    """(rows, K) in f32 of an operand in shared memory, for the 32 bytes of K of one product."""
+def _start(of: int) -> int:
+    """The address in shared memory that a matrix descriptor has, of whose 16 bits two are Rubin's."""
+    return (of & 0xFFFF) << 4
+
+
+def _matrix(of: int, cta: Cta, rows: int, kind: str, transposed: bool, k_bytes: int) -> Values:
+    """(rows, K) in f32 of an operand in shared memory, for the bytes of K of one product."""
     swizzle = _SWIZZLES[of >> 61]
-    found = tensor_cores.Descriptor((of & 0x3FFF) << 4, (of >> 16 & 0x3FFF) << 4, (of >> 32 & 0x3FFF) << 4, swizzle)
+    found = tensor_cores.Descriptor(_start(of), (of >> 16 & 0x3FFF) << 4, (of >> 32 & 0x3FFF) << 4, swizzle)
     if kind != "e2m1":
-        return found.matrix(cta.shared, range(rows), 32, transposed, kind)
-    packed = found.raw(cta.shared, range(rows), 32)
-    return E2M1[np.stack([packed & 15, packed >> 4], 2).reshape(rows, 64)]
+        return found.matrix(cta.shared, range(rows), k_bytes, transposed, kind)
+    packed = found.raw(cta.shared, range(rows), k_bytes)
+    return E2M1[np.stack([packed & 15, packed >> 4], 2).reshape(rows, 2 * k_bytes)]
 
 
 def _of_tensor_memory(cta: Cta, address: int, rows: int, group: int, kind: str) -> Values:
@@ -96,11 +108,14 @@ def _of_tensor_memory(cta: Cta, address: int, rows: int, group: int, kind: str) 
 
 
 def _scales(cta: Cta, address: int, rows: int, place: int, count: int, kind: str) -> Values:
-    """(rows, blocks) of scales: 32 rows a column, one a lane, and blocks in the bytes of a word from `place`."""
-    column = address & 0xFFFF
+    """(rows, blocks) of scales: 32 rows a column, one a lane, and blocks in the bytes of a word from `place`, four a
+    word, of which the next is behind those of all rows."""
     row = np.arange(rows)
-    words = cta.tensor.data[row % 32, column + row // 32]
-    values = [words >> np.uint32(8 * (place + i)) & np.uint32(255) for i in range(count)]
+    column, whole = (address & 0xFFFF) + row // 32, 4 * -(-rows // 128)
+    values = []
+    for word, byte in (divmod(place + i, 4) for i in range(count)):
+        words = cta.tensor.data[row % 32, column + word * whole]
+        values.append(words >> np.uint32(8 * byte) & np.uint32(255))
     return (UE8M0 if kind == "ue8m0" else np.abs(E4M3))[np.stack(values, 1)]
 
 
@@ -251,6 +266,9 @@ def _product(code: Code, given: Instruction) -> Any:
         if len(warp.active()) != 1:
             raise Fault(f"{given.text}: issued by {len(warp.active())} lanes")
         of = Shape.read(int(word(warp)[lane]), kind)
+        if in_tensor_memory and of.k_bytes != 32:
+            raise NotImplementedError("a deep product of A in tensor memory")
+        count = blocks * of.k_bytes // 32
         at, of_a, of_b, add = (int(each(warp)[lane]) for each in (d, a, b, adds))
         of_scales = [int(each(warp)[lane]) for each in scales]
 
@@ -260,18 +278,18 @@ def _product(code: Code, given: Instruction) -> Any:
                 [
                     _of_tensor_memory(cta, of_a, each, len(ctas), of.a)
                     if in_tensor_memory
-                    else _matrix(of_a, cta, each, of.a, of.a_transposed)
+                    else _matrix(of_a, cta, each, of.a, of.a_transposed, of.k_bytes)
                     for cta in ctas
                 ]
             )
-            right = np.concatenate([_matrix(of_b, cta, columns, of.b, of.b_transposed) for cta in ctas])
+            right = np.concatenate([_matrix(of_b, cta, columns, of.b, of.b_transposed, of.k_bytes) for cta in ctas])
             for rank, cta in enumerate(ctas):
                 scaled_left, scaled_right = left, right
                 if scaled:
                     own = slice(rank * each, rank * each + each)
-                    size = left.shape[1] // blocks
-                    of_rows = _scales(cta, of_scales[0], each, of.scale_a_place, blocks, of.scale)
-                    of_columns = _scales(cta, of_scales[1], of.columns, of.scale_b_place, blocks, of.scale)
+                    size = left.shape[1] // count
+                    of_rows = _scales(cta, of_scales[0], each, of.scale_a_place, count, of.scale)
+                    of_columns = _scales(cta, of_scales[1], of.columns, of.scale_b_place, count, of.scale)
                     scaled_left = np.zeros_like(left)
                     scaled_left[own] = left[own] * np.repeat(of_rows, size, 1)
                     scaled_right = right * np.repeat(of_columns, size, 1)
@@ -301,7 +319,7 @@ def _copy(code: Code, given: Instruction) -> Any:
     def copy(warp: Warp) -> None:
         lane, ctas = warp.active()[0], _pair(warp, given)
         column, of = int(place(warp)[lane]) & 0xFFFF, int(source(warp)[lane])
-        start, stride = (of & 0x3FFF) << 4, (of >> 32 & 0x3FFF) << 4
+        start, stride = _start(of), (of >> 32 & 0x3FFF) << 4
 
         def come() -> None:
             row = np.arange(32)

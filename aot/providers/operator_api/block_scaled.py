@@ -17,9 +17,12 @@ from .operator import Design, MaxActiveClusters, capture, design_of, find
 from .tensor_scale import with_tensor_scale
 
 # The operator class, and whether its kernel stores D with TMA.
-OPERATORS = {"sm100_block_scaled": ("PersistentDenseBlockScaledGemmOperator", True)}
+OPERATORS = {
+    "sm100_block_scaled": ("PersistentDenseBlockScaledGemmOperator", True),
+    "sm107_block_scaled": ("Sm107DenseBlockScaledGemmOperator", True),
+}
 
-MULTIPLE = 32  # what the kernel is compiled for N and K to be multiples of, in elements
+MULTIPLE = 32  # what the kernels are compiled for N and K to be multiples of, in elements
 
 
 def build(variant: Variant) -> Buildable:
@@ -35,8 +38,13 @@ def build(variant: Variant) -> Buildable:
 
 
 def design(variant: Variant) -> Design:
-    """The operator that `variant` describes; all of them say that pairs of CTAs share tiles, whether they do or not."""
-    return design_of(variant, *OPERATORS[variant.family])._replace(use_2cta_mma=True)
+    """The operator that `variant` describes. All of Blackwell say that pairs of CTAs share tiles, true or not; those of
+    Rubin say the tile of each CTA."""
+    found = design_of(variant, *OPERATORS[variant.family])
+    if variant.family == "sm100_block_scaled":
+        return found._replace(use_2cta_mma=True)
+    m, n, k = found.tile_shape
+    return found._replace(tile_shape=(m // 2 if found.use_2cta_mma else m, n, k))
 
 
 def arguments(torch: Any, variant: Variant) -> Any:
@@ -67,7 +75,7 @@ def _scaled(torch: Any, variant: Variant, x: Any, rows: int, k: int) -> Any:
 
 def _wrap(variant: Variant, entry: Callable[..., None], values: tuple[Any, ...]) -> Buildable:
     """A host function over A (M, K), B (N, K), D (M, N), all without gaps, tiles of scales, perhaps a factor of the
-    whole product, the device's cluster count and a stream, calling `entry`, which takes addresses and extents."""
+    whole product, the device's cluster counts and a stream, calling `entry`, which takes addresses and extents."""
     from cutlass import cute
     from cutlass.cute.runtime import make_fake_stream
 
@@ -75,47 +83,49 @@ def _wrap(variant: Variant, entry: Callable[..., None], values: tuple[Any, ...])
     streams = [i for i, value in enumerate(values) if isinstance(value, type(make_fake_stream()))]
     extents = [i for i, value in enumerate(values) if isinstance(value, tuple) and len(value) == 4]
     addresses = [i for i, value in enumerate(values) if hasattr(value, "memspace")]
-    if [len(found) for found in (places, streams, extents, addresses)] != [1, 1, 1, 5]:
+    clusters = 2 if "fallback_m" in variant.options else 1
+    if [len(found) for found in (places, streams, extents, addresses)] != [clusters, 1, 1, 5]:
         raise ProviderError(f"the operator for {variant.name()} takes unexpected arguments: {values}")
-    size = values[places[0]].cluster_size
 
-    symbols, tensors = gemm_tensors(variant)
-    packed = {"lda": "k", "ldb": "k", "ldd": "n"}
-    tree: list[Argument] = [
-        a._replace(strides=tuple(packed.get(str(s), s) for s in a.strides))
-        for a in tensors
-        if isinstance(a, TensorArgument)
-    ]
-    symbols = {name: symbol for name, symbol in symbols.items() if name not in packed}
-    symbols |= {extent: Symbol(32, MULTIPLE) for extent in ("n", "k")}
-    tree += [DeviceArgument("max_active_clusters", "max_active_clusters", size), StreamArgument("stream")]
+    symbols, tensors = _packed(variant)
+    sizes = [values[place].cluster_size for place in places]
+    counts = [DeviceArgument(f"max_active_clusters_{size}", "max_active_clusters", size) for size in sizes]
+    tree: list[Argument] = [*tensors, *counts, StreamArgument("stream")]
+    kernel = cast(Any, entry)
 
-    tensor_scale, kernel = SCALINGS[variant.scaling].tensor_scale, cast(Any, entry)
-
-    def call(tensors: tuple[Any, ...], count: Any, stream: Any) -> None:
-        a, b, *_ = tensors
+    def call(given_tensors: tuple[Any, ...], given_counts: tuple[Any, ...], stream: Any) -> None:
+        a, b, d, scale_a, scale_b, *factor = given_tensors
         given = list(values)
-        for place, x in zip(addresses, tensors, strict=True):
+        for place, x in zip(addresses, (a, b, scale_a, scale_b, d), strict=True):
             given[place] = x.iterator
+        for place, count in zip(places, given_counts, strict=True):
+            given[place] = count
         given[extents[0]] = cute.size(a, mode=[0]), cute.size(b, mode=[0]), cute.size(a, mode=[1]), 1
-        given[places[0]], given[streams[0]] = count, stream
+        given[streams[0]] = stream
+        if factor:
+            (kernel.tensor_scale,) = factor
         entry(*given)
-        if tensor_scale and not kernel.multiplies:
+        if factor and not kernel.multiplies:
             raise ProviderError(
                 f"the kernel of {variant.name()} does not multiply by the tensor scale that it is given"
             )
 
-    # The DSL reads a function's own parameters, so there is one function for each list of them.
     @cute.jit
-    def gemm(a: Any, b: Any, d: Any, scale_a: Any, scale_b: Any, count: Any, stream: Any) -> None:
-        call((a, b, scale_a, scale_b, d), count, stream)
+    def gemm(a: Any, b: Any, d: Any, *rest: Any) -> None:
+        last = len(tensors) - 3
+        call((a, b, d, *rest[:last]), rest[last:-1], rest[-1])
 
-    @cute.jit
-    def gemm_tensor_scale(
-        a: Any, b: Any, d: Any, scale_a: Any, scale_b: Any, scale_ab: Any, count: Any, stream: Any
-    ) -> None:
-        kernel.tensor_scale = scale_ab
-        call((a, b, scale_a, scale_b, d), count, stream)
+    return Buildable(gemm, stand_ins(tree, symbols), tree, symbols)
 
-    function = gemm_tensor_scale if tensor_scale else gemm
-    return Buildable(function, stand_ins(tree, symbols), tree, symbols)
+
+def _packed(variant: Variant) -> tuple[dict[str, Symbol], list[TensorArgument]]:
+    """The symbols and tensors of a GEMM whose A, B and D have no gaps, and extents that kernels are compiled for."""
+    symbols, tensors = gemm_tensors(variant)
+    packed = {"lda": "k", "ldb": "k", "ldd": "n"}
+    symbols = {name: symbol for name, symbol in symbols.items() if name not in packed}
+    symbols |= {extent: Symbol(32, MULTIPLE) for extent in ("n", "k")}
+    return symbols, [
+        a._replace(strides=tuple(packed.get(str(s), s) for s in a.strides))
+        for a in tensors
+        if isinstance(a, TensorArgument)
+    ]
