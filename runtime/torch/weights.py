@@ -71,7 +71,7 @@ def prepare_weight(
     Raises:
         ArgumentError: `layout` is unknown, or tensors are not of it; scales are too large for a kernel.
     """
-    if layout not in _LAYOUTS:
+    if layout not in tuple(_LAYOUTS):
         raise ArgumentError(f"layout must be one of {', '.join(_LAYOUTS)}, found {layout!r:.50}")
     if scales.ndim == _MATRIX + 1:
         return _prepare_experts(packed, scales, layout, zeros)
