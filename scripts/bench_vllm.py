@@ -277,7 +277,12 @@ def _draw_mxfp4(data: Any, of_scales: bool, generator: Any) -> None:
 
 def _served(model: Any) -> dict[str, Any]:
     """How many layers of a worker's model are served."""
-    layers = [m for m in model.modules() if getattr(m, "quant_method", None) is not None and hasattr(m, "weight")]
+    weights = "weight", "qweight", "weight_packed"
+    layers = [
+        m
+        for m in model.modules()
+        if getattr(m, "quant_method", None) is not None and any(hasattr(m, name) for name in weights)
+    ]
     found = {"layers": len(layers), "served": sum(map(_is_served, layers))}
     experts = [m.quant_method for m in model.modules() if hasattr(m, "quant_method") and hasattr(m, "w13_weight")]
     kernels = [getattr(getattr(method, "moe_kernel", None), "fused_experts", None) for method in experts]

@@ -49,6 +49,18 @@ def test_weights_are_drawn_so_that_outputs_are_as_large_as_inputs() -> None:
     assert (found["experts"], found["experts_served"]) == (2, 1)
 
 
+def test_layers_in_int4_are_counted_by_who_computes_them() -> None:
+    of_vllm, of_ours = (type("Kernel", (), {"__module__": module})() for module in ("vllm.marlin", "runtime.vllm.int4"))
+    layers = []
+    for kernel, name in ((of_vllm, "qweight"), (of_ours, "qweight"), (of_ours, "weight_packed")):
+        layer = nn.Module()
+        layer.register_parameter(name, nn.Parameter(torch.zeros(2, 2, dtype=torch.int32), requires_grad=False))
+        layer.quant_method = SimpleNamespace(kernel=kernel)
+        layers.append(layer)
+    found = bench_vllm._served(nn.ModuleList(layers))
+    assert (found["layers"], found["served"], found["experts"]) == (3, 2, 0)
+
+
 @pytest.mark.parametrize("k", [2880, 4096])
 def test_weights_in_mxfp4_are_drawn_as_large_as_others(k: int) -> None:
     layer = nn.Module()
