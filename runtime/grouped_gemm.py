@@ -31,14 +31,14 @@ from .program.operation import OVERLAPS, Asked, Operand, extents_at
 from .program.outputs import allocate, check_apart, result_dtype
 from .program.record import TensorView
 
+SCALINGS_OF_GROUPS = ("none", "row_column", "block", *FORMATS)
 _KEY = re.compile(
     r"(?P<a>[^_]+)_(?P<b>[^_]+)_(?P<d>[^_]+)_grouped_(?P<epilogue>.+)_g(?P<groups>\d{1,10})_n(?P<n>\d{1,10})"
-    r"_k(?P<k>\d{1,10})(?:_(?P<scaling>row_column|block|mxfp4_weight|int4_weight|int4_zero_weight))?(?:_(?P<rows>masked|gathered))?"
+    r"_k(?P<k>\d{1,10})(?:_(?P<scaling>" + "|".join(SCALINGS_OF_GROUPS[1:]) + r"))?(?:_(?P<rows>masked|gathered))?"
     r"(?:_(?P<overlap>launch|weights))?",
     re.ASCII,
 )
 ROWS = "contiguous", "masked", "gathered"  # how rows of A come to their groups
-SCALINGS_OF_GROUPS = ("none", "row_column", "block", *FORMATS)
 EPILOGUES_OF_GROUPS = tuple(w for w, e in EPILOGUES.items() if not (e.residual or e.scale))
 _ACTIVATIONS = tuple(w for w in EPILOGUES_OF_GROUPS if not EPILOGUES[w].bias)
 

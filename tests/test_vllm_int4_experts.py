@@ -15,6 +15,7 @@ from runtime.moe.permute import Signature as Permute
 
 from . import test_vllm_experts, vllm_stand_in
 from .test_vllm_experts import EXPERTS, FOUR, GLOBALLY, TOP_K, close, kernel_of, wanted_of
+from .test_vllm_mxfp4 import left
 from .vllm_experts_stand_in import ROUTED
 from .vllm_mxfp4_stand_in import INT4, NAMES, fill_int4, read_int4
 from .vllm_stand_in import Server
@@ -104,21 +105,6 @@ def test_weights_that_are_loaded_again_are_prepared_again(
     assert server.lib.calls == FOUR
 
 
-def left(server: Server, layer: Any) -> str:
-    """The line of a server that leaves this layer, whose weights vLLM lays out as they were loaded, and computes."""
-    chosen = layer.quant_method.experts_cls
-    server.serve(layer, **QUANTISED)
-    assert layer.laid_out
-    assert type(kernel_of(layer)) is layer.quant_method.experts_cls is chosen
-    given = tokens()
-    close(layer(*given), wanted_of(layer, *given))
-    assert kernel_of(layer).called == 1
-    assert server.lib.calls == []
-    (line,) = server.lines
-    assert "serves 0 of 1 expert layers; vLLM computes the rest: 1 x " in line
-    return line
-
-
 @pytest.mark.parametrize(
     ("method", "words", "change", "reason"),
     [
@@ -140,14 +126,14 @@ def test_layers_that_no_launch_computes_are_left_as_they_were_loaded(
     if change is not None:
         change(layer)
     layer.numbers = {of: read_int4(layer.quant_method, layer, of) for of in ("w13", "w2")}
-    assert reason in left(server, layer)
+    assert reason in left(server, layer, tokens())
 
 
 @pytest.mark.parametrize("place", [0, 2, 3, 4])
 def test_experts_without_one_of_the_four_are_left(serve: Any, place: int) -> None:
     all_of = signatures("int4_zero_weight")
     server = serve([s for i, s in enumerate(all_of) if i != place])
-    assert f"no kernel for {all_of[place].key()}" in left(server, of_int4(server, AWQ))
+    assert f"no kernel for {all_of[place].key()}" in left(server, of_int4(server, AWQ), tokens())
 
 
 def test_weights_that_are_not_of_their_layout_are_left(serve: Any) -> None:

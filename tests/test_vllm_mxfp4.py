@@ -130,13 +130,13 @@ def test_weights_that_are_loaded_again_are_vllms_where_no_launch_computes_them_a
 # --- what is left ---
 
 
-def left(server: Server, layer: Any) -> str:
+def left(server: Server, layer: Any, given: Any = None) -> str:
     """The line of a server that leaves this layer, whose weights vLLM lays out as they were loaded, and computes."""
     chosen = layer.quant_method.experts_cls
     server.serve(layer, **QUANTISED)
     assert layer.laid_out
     assert type(kernel_of(layer)) is layer.quant_method.experts_cls is chosen
-    given = tokens()
+    given = given or tokens()
     close(layer(*given), wanted_of(layer, *given))
     assert kernel_of(layer).called == 1
     assert server.lib.calls == []

@@ -37,7 +37,8 @@ from runtime.numbers.weights import (
     int4_pairs,
     scales_of,
 )
-from runtime.torch.weights import prepare_weight, widened
+from runtime.torch import weights as weights_module
+from runtime.torch.weights import prepare_in_place, prepare_weight, widened
 
 from .command_line import ALONE, COMMAND, ROOT
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, kernels_of
@@ -219,6 +220,26 @@ def test_weights_of_experts_have_zero_points_too(layout: str) -> None:
     assert torch.equal(widened(weight), numbers)
     with pytest.raises(ArgumentError, match="of as many experts"):
         prepare_weight(**(given | {"zeros": given["zeros"][:2]}))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS_WITH_ZEROS)
+def test_weights_that_are_arranged_a_few_rows_at_a_time_are_the_same(
+    layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, _ = asymmetric(layout)
+    at_once = prepare_weight(**given)
+    monkeypatch.setattr(weights_module, "_CODES_AT_ONCE", 1)  # 16 rows of 32
+    in_parts = prepare_weight(**given)
+    assert torch.equal(at_once.b.view(torch.uint8), in_parts.b.view(torch.uint8))
+
+
+def test_nothing_is_written_in_place_where_the_last_experts_zero_point_is_refused() -> None:
+    given, _ = asymmetric("gptq", experts=3)
+    given["zeros"][-1, -1, -1] = -1
+    before = given["packed"].clone()
+    with pytest.raises(ArgumentError, match="is 15 there"):
+        prepare_in_place(**given)
+    assert torch.equal(given["packed"], before)
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
 MOST_LOGITS = 256
 
 MAX_RANKS = 1024
+_NEAREST = "sm_90a"  # has kernels of most forms, so it can say what is in the way
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def manifest_from_config(
             every: list[Gemm | Use] = [*gemms, *uses]
             for item in every:
                 if not computing(item.signature):
-                    found.fail(f"no kernel computes {item.name}: {why_none(USUAL_TARGETS[1], item.signature)}")
+                    found.fail(f"no kernel computes {item.name}: {why_none(_NEAREST, item.signature)}")
             instead = "leave --fuse out, or name targets" if wanted.fuse else "name targets"
             found.fail(f"no target has kernels for all of these layers; {instead}")
     else:

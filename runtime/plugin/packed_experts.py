@@ -102,10 +102,10 @@ class Int4Experts(ExpertWeights):
             ("gate and up", "down"), (self.w13, self.w2), self.scales, of_zeros, self.extents(), strict=True
         ):
             packed = (experts, columns, n // 8) if self.layout == "awq" else (experts, columns // 8, n)
-            wanted = {weight: (torch.int32, packed), scale: (torch.bfloat16, tuple(scale.shape))}
+            wanted = [(weight, torch.int32, packed), (scale, torch.bfloat16, tuple(scale.shape))]
             if zeros is not None:
-                wanted[zeros] = torch.int32, (experts, columns // self.form.group, n // 8)
-            for tensor, (dtype, shape) in wanted.items():
+                wanted.append((zeros, torch.int32, (experts, columns // self.form.group, n // 8)))
+            for tensor, dtype, shape in wanted:
                 if (tensor.dtype, tuple(tensor.shape)) != (dtype, shape) or not tensor.is_contiguous():
                     return f"of {name}, a tensor is {tensor.dtype} {tuple(tensor.shape)}, not {dtype} {shape}"
             if n % BLOCK_ROWS:

@@ -159,9 +159,9 @@ def prepare_in_place(
     check_scales(scales, layout)  # or the last expert's would be refused when others are written
     if layout == "gptq" and zeros is not None:
         _zeros_of_gptq(zeros.flatten(0, 1))  # likewise
+    places = [packed, scales]
     if zeros is not None:
-        scales_in = scales.new_empty((len(scales), *first.scale_b.shape), dtype=first.scale_b.dtype)
-    places = packed, scales if zeros is None else scales_in
+        places[1] = scales.new_empty((len(scales), *first.scale_b.shape), dtype=first.scale_b.dtype)
     found = [x.view(torch.uint8).view(len(x), *of.shape) for x, of in zip(places, _bytes(first), strict=True)]
     for expert in range(len(scales)):
         one = first if expert == 0 else prepare_weight(packed[expert], scales[expert], layout, each[expert])

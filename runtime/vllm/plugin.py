@@ -191,18 +191,10 @@ class Plugin(Served):
         """Whether the archive computes an fp8 layer that vLLM describes so, and if not why not; loads its kernels."""
         if self.lib is None:
             return False, "serves nothing"
-        try:
-            from ..plugin.scaled import log_to
-            from .fp8 import wanted
+        from ..plugin.linears import FP8
+        from .fp8 import wanted
 
-            log_to(self.lib, _log)
-            reason = self.ask(wanted(config))
-        except Exception as error:  # whatever it is, vLLM asks its own classes next
-            reason = words(error)
-        if reason:
-            self._quantised_left["fp8 layer", reason] += 1
-            return False, reason
-        return True, None
+        return self._asked(FP8, lambda: self.ask(wanted(config)))
 
     def ask_int4(self, config: Any) -> tuple[bool, str | None]:
         """Whether the archive computes a layer in int4 that vLLM describes so, and if not why not; loads its kernels.
@@ -211,21 +203,30 @@ class Plugin(Served):
         """
         if self.lib is None:
             return False, "serves nothing"
+        from ..plugin.linears import INT4
+        from .int4 import wanted, with_bias
+
+        def reason() -> str:
+            signature = wanted(config)
+            without = self.ask(signature)
+            return without and self.ask(with_bias(signature)) and without
+
+        return self._asked(INT4, reason)
+
+    def _asked(self, kind: str, reason_of: Callable[[], str]) -> tuple[bool, str | None]:
+        """What vLLM is told of a layer of this kind, for which `reason_of` finds out why it is left, empty if it is
+        not."""
+        assert self.lib is not None
         try:
             from ..plugin.scaled import log_to
-            from .int4 import wanted, with_bias
 
             log_to(self.lib, _log)
-            signature = wanted(config)
-            reason = self.ask(signature)
-            if self.ask(with_bias(signature)) == "":
-                reason = ""
+            reason = reason_of()
         except Exception as error:  # whatever it is, vLLM asks its own classes next
             reason = words(error)
         if reason:
-            self._quantised_left["int4 layer", reason] += 1
-            return False, reason
-        return True, None
+            self._quantised_left[kind, reason] += 1
+        return not reason, reason or None
 
     def made_int4(self, gemm: Any, config: Any) -> tuple[int, bool, bool]:
         """Note a GEMM in int4 that vLLM made of the archive's class; the library's number, and whether the archive has
