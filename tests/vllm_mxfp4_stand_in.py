@@ -134,6 +134,10 @@ def _methods(triton: Any) -> tuple[type, ...]:
         def process_weights_after_loading(self, layer: Any) -> None:
             super().process_weights_after_loading(layer)
 
+    return GptOssMxfp4MoEMethod, Mxfp4MoEMethod, *_int4_methods(triton, FusedMoEMethodBase)
+
+
+def _int4_methods(triton: Any, base: Any) -> tuple[type, ...]:
     class OwnInt4Experts(triton):
         """Has the numbers of what was laid out, which it cannot read from the weights of a call."""
 
@@ -142,7 +146,7 @@ def _methods(triton: Any) -> tuple[type, ...]:
         def apply(self, output: Any, hidden_states: Any, w1: Any, w2: Any, *more: Any, **words: Any) -> None:
             super().apply(output, hidden_states, *self.wide, *more, **words)
 
-    class Int4Method(FusedMoEMethodBase):
+    class Int4Method(base):
         def __init__(self, zero_point: bool = True, desc_act: bool = False, is_sym: bool = True, **moe: Any) -> None:
             super().__init__(**{"has_bias": False} | moe)
             self.experts_cls = OwnInt4Experts
@@ -173,8 +177,7 @@ def _methods(triton: Any) -> tuple[type, ...]:
         def process_weights_after_loading(self, layer: Any) -> None:
             super().process_weights_after_loading(layer)
 
-    of_int4 = AutoAWQMoEMethod, AutoGPTQMoEMethod, CompressedTensorsWNA16MarlinMoEMethod
-    return GptOssMxfp4MoEMethod, Mxfp4MoEMethod, *of_int4
+    return AutoAWQMoEMethod, AutoGPTQMoEMethod, CompressedTensorsWNA16MarlinMoEMethod
 
 
 def fill(layer: Any) -> None:

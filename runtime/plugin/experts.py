@@ -27,7 +27,7 @@ from .linears import Decision, weight_problem
 
 EXPERTS = "expert layer"
 OVERLAP = "launch"  # kernels may start while the one before ends, which all of them wait for
-_NAMES = "gate and up", "down"
+NAMES = "gate and up", "down"
 _INTS = 4  # i32 that fill 16 bytes, at multiples of which tensors begin
 
 
@@ -79,7 +79,7 @@ class ExpertWeights:
     def problem(self, lib: Library) -> str:
         """Why these are none of experts that kernels of `lib` compute; empty if they may be."""
         w13, w2 = self.w13, self.w2
-        for name, weight in zip(_NAMES, (w13, w2), strict=True):
+        for name, weight in zip(NAMES, (w13, w2), strict=True):
             if problem := stack_problem(lib, weight):
                 return f"of {name}, {problem}"
         experts, wide, k = w13.shape
@@ -89,7 +89,7 @@ class ExpertWeights:
             return f"weights of {w13.dtype} are not of 16 bits"
         if w13.dtype != (torch.float8_e4m3fn if self.scales else self.tokens):
             return f"weights are {w13.dtype}, and tokens {self.tokens}"
-        for name, weight, scale in zip(_NAMES, (w13, w2), self.scales, strict=False):
+        for name, weight, scale in zip(NAMES, (w13, w2), self.scales, strict=False):
             blocks = (experts, *(-(-extent // SCALE_BLOCK) for extent in weight.shape[1:]))
             if scale.dtype != torch.float32 or tuple(scale.shape) != blocks or not scale.is_contiguous():
                 return f"scales of {name} are {scale.dtype} {tuple(scale.shape)}, not f32 {blocks} of blocks"
@@ -97,7 +97,7 @@ class ExpertWeights:
 
     def bias_problem(self) -> str:
         """Why these are no biases of the two; empty if they are, or if there are none."""
-        for name, extents, bias in zip(_NAMES, self.extents(), self.biases, strict=False):
+        for name, extents, bias in zip(NAMES, self.extents(), self.biases, strict=False):
             if bias.dtype != self.tokens or tuple(bias.shape) != extents[:2] or not bias.is_contiguous():
                 return f"the bias of {name} is no {extents[:2]} of the tokens' type"
         return ""

@@ -13,7 +13,7 @@ import torch
 
 from ..errors import ArgumentError
 from ..plugin.experts import ExpertsDecision, Launches, decide, left
-from ..plugin.packed_experts import Int4Experts, Mxfp4Experts
+from ..plugin.packed_experts import Int4Experts, Mxfp4Experts, PackedExperts
 from ..serve.library import Library
 from . import experts, hooks
 
@@ -43,7 +43,7 @@ def restore(method: Any) -> None:
         delattr(method, _CHOSEN)
 
 
-def weights_of(method: Any, layer: Any) -> Mxfp4Experts | Int4Experts:
+def weights_of(method: Any, layer: Any) -> PackedExperts:
     """Those of a layer as they were loaded.
 
     Raises:
@@ -83,7 +83,7 @@ def _zeros(method: Any, names: _Int4) -> bool:
     return not method.symmetric
 
 
-def decision(lib: Library, method: Any, layer: Any, weights: Mxfp4Experts | Int4Experts) -> ExpertsDecision:
+def decision(lib: Library, method: Any, layer: Any, weights: PackedExperts) -> ExpertsDecision:
     """What becomes of a layer whose weights are loaded, and not laid out yet."""
     parallel = method.moe.moe_parallel_config
     reasons = {
@@ -113,9 +113,7 @@ def kernel_of(method: Any, layer: Any, log: logging.Logger) -> tuple[Any, Any]:
     return kernel, described
 
 
-def take(
-    lib: Library, method: Any, layer: Any, weights: Mxfp4Experts | Int4Experts, kernel: Any, described: Any
-) -> None:
+def take(lib: Library, method: Any, layer: Any, weights: PackedExperts, kernel: Any, described: Any) -> None:
     """Prepare the weights where they are, and let the kernel launch the archive's functions with them."""
     of, prepared = (weights.biases, (), layer.apply_router_weight_on_input), weights.prepare()
     kernel.fused_experts.launches = Launches(lib, experts.gate_of(layer), *of, prepared=prepared)
