@@ -1,18 +1,19 @@
-"""One vLLM engine on made-up weights: decode, prefill and what it answers, with an archive or without; needs a GPU.
+"""vLLM engines on made-up weights: decode, prefill and what they answer, with archives or without; needs a GPU.
 
     python scripts/bench_vllm.py MODEL --out stock.json
     python scripts/bench_vllm.py MODEL --archive universal --against stock.json --out served.json
-    python scripts/bench_vllm.py MODEL --archive model.aot --beside-stock --layers 12 --out both.json
+    python scripts/bench_vllm.py MODEL... --archive model.aot --archive universal --beside-stock --out both.json
     python scripts/bench_vllm.py benchmarks/gpt-oss-20b --archive model.aot --beside-stock --out gpt_oss.json
 
 MODEL is a folder with a config.json. vLLM's dummy weights are so small that layers hardly matter; here they are drawn
 anew, each layer's outputs as large as its inputs, the same in every run, so routers choose experts at random. Weights
-in MXFP4 are drawn before vLLM or the archive lays them out. With --unquantised the model is as if its config did not
-say how its weights are quantised. With --beside-stock the first two are run one after the other, each in a process of
-its own. With --against, answers are compared with those of that run: log-probabilities of a given text, and greedy
-tokens up to the first that differs. Two runs of vLLM itself that differ in how GEMMs are computed say how much is to be
-expected. The exit status is 1 where the archive was to serve and no layer is served, or none of a model's experts, or
-an engine took longer than --timeout.
+in 4 bits are drawn before vLLM or the archive lays them out. With --unquantised the model is as if its config did not
+say how its weights are quantised. With --beside-stock each model runs without and with the archives: all engines start
+at once, so the GPU must hold them all, and measure in turn, repeat by repeat. Each has --kv-gb for its cache. Answers
+of the two are compared, or with --against those of one run with another's: log-probabilities of a given text, and
+greedy tokens up to the first that differs. Two runs of vLLM itself that differ in how GEMMs are computed say how much
+is to be expected. The exit status is 1 where an archive was to serve and no layer is served, or none of a model's
+experts, or not all engines were done after --timeout.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,7 +34,9 @@ from pathlib import Path
 from typing import Any
 
 import traffic
+import turns
 from report import ends, out_argument, write
+from turns import FLAG, Turns
 
 from runtime.errors import ArgumentError
 
@@ -42,6 +44,7 @@ PROMPT_TOKENS = 128
 E2M1, UE8M0_OF_ONE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), 127
 _INT4_WORDS = "qweight", "qzeros", "weight_packed", "weight_zero_point"  # how parameters end that are drawn as int32
 _INT4_DEVIATION = 5.5  # of a code less 8, or less a zero point: between those of each
+BOTH = STOCK, SERVED = "stock", "served"
 ANSWER_PROMPTS, ANSWER_TOKENS, TEXT_TOKENS = 32, 64, 512
 
 
@@ -49,8 +52,11 @@ def main() -> int:
     options = _options().parse_args()
     if options.beside_stock:
         return _beside_stock(options)
+    if len(options.model) > 1:
+        raise ArgumentError("several models are for --beside-stock; run this for each by itself")
+    (model,) = options.model
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # functions of this script are sent to workers
-    with _folder(options) as folder:
+    with _folder(model, options.unquantised) as folder:
         began = time.perf_counter()
         is_packed = _is_packed(folder)
         engine = _engine(options, folder, is_packed)
@@ -60,82 +66,131 @@ def main() -> int:
         f" and {served['experts_served']} of {served['experts']} layers of experts" if served["experts"] else ""
     )
     what = f"{served['served']} of {served['layers']} layers{of_experts}"
-    print(f"ready after {ready_s:.1f} s; {what} served by the archive", flush=True)
+    print(f"{model.name}: ready after {ready_s:.1f} s; {what} served by the archive", flush=True)
     figures: dict[str, Any] = {
-        "model": options.model.name,
+        "model": model.name,
         "unquantised": options.unquantised,
         "ready_s": round(ready_s, 1),
         **served,
     }
     if options.layers:
         figures["model_layers"] = options.layers
-    figures["decode"] = {str(b): _decode(engine, b, options) for b in options.batches}
-    figures["prefill"] = {str(tokens): _prefill(engine, tokens, options.repeats) for tokens in options.prompts}
-    if options.traffic:
-        figures["traffic"] = traffic.measured(engine.llm_engine, _sampling, options.traffic)
-        print(f"traffic: {json.dumps(figures['traffic'])}", flush=True)
-    figures["answers"] = _answers(engine)
+    figures |= _measured(engine, options)
     if options.against:
-        against = json.loads(options.against.read_text())
-        figures["compared"] = {"with": options.against.name, **compared(figures, against)}
-        for name, value in figures["compared"].items():
-            print(f"{name:40} {value}")
+        _compare(figures, options.against.name, json.loads(options.against.read_text()))
     write(options.out, _environment(), **figures)
     lacking = not served["served"] or (served["experts"] and not served["experts_served"])
     return 1 if options.archive and lacking else 0
 
 
+def _measured(engine: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """All that is measured of an engine, each repeat in a turn of its own."""
+    mine = Turns(options.turns)
+    rates: dict[str, list[float]] = {str(batch): [] for batch in options.batches}
+    times: dict[str, list[float]] = {str(tokens): [] for tokens in options.prompts}
+    for repeat in range(-1, options.repeats):  # the first warms up
+        with mine.turn():
+            for batch in options.batches:
+                rates[str(batch)].append(_decode(engine, batch, repeat, options.tokens))
+            for tokens in options.prompts:
+                times[str(tokens)] += [_prefill(engine, tokens, 2 * repeat + i) for i in range(2)]
+    figures: dict[str, Any] = {"decode": {}, "prefill": {}}
+    for batch, found in rates.items():
+        middle = statistics.median(found[1:])
+        print(f"decode, batch {batch}: {middle:.1f} tokens/s", flush=True)
+        figures["decode"][batch] = {"tokens_per_s": round(middle, 1), "all": [round(r, 1) for r in found[1:]]}
+    for tokens, found in times.items():
+        middle = statistics.median(found[2:])
+        print(f"prefill of {tokens}: {middle * 1e3:.2f} ms", flush=True)
+        figures["prefill"][tokens] = {"s": round(middle, 5), "all": [round(t, 5) for t in found[2:]]}
+    if options.traffic:
+        with mine.turn():
+            figures["traffic"] = traffic.measured(engine.llm_engine, _sampling, options.traffic)
+        print(f"traffic: {json.dumps(figures['traffic'])}", flush=True)
+    with mine.turn():
+        figures["answers"] = _answers(engine)
+    return figures
+
+
+def _compare(figures: dict[str, Any], name: str, against: dict[str, Any]) -> None:
+    figures["compared"] = {"with": name, **compared(figures, against)}
+    for what, value in figures["compared"].items():
+        print(f"{what:40} {value}")
+
+
 def _beside_stock(options: argparse.Namespace) -> int:
-    """Run this script without the archive and with it, and write both results as one."""
+    """Run this script for each model without the archives and with them, and write all results as one."""
     if not options.archive or options.against:
         raise ArgumentError("--beside-stock takes --archive, and makes the run that it is compared with itself")
-    arguments, skip = [], False
-    for word in sys.argv[1:]:  # those of both
-        if skip or word in ("--archive", "--out"):
-            skip = not skip
-        elif word != "--beside-stock" and not word.startswith(("--archive=", "--out=")):
-            arguments.append(word)
-    found, status = {}, 0
+    for model in options.model:
+        with _folder(model, unquantised=False):
+            pass
+    of_served = [f"--archive={path}" for path in options.archive]
+    of_served += [f"--zero={options.zero}"] if options.zero else []
     with tempfile.TemporaryDirectory() as folder:
-        files = {name: Path(folder) / f"{name}.json" for name in ("stock", "served")}
-        archives = [word for path in options.archive for word in ("--archive", path)]
-        for name, more in {"stock": [], "served": [*archives, "--against", str(files["stock"])]}.items():
-            print(f"--- {name}", flush=True)
-            command = [sys.executable, __file__, *arguments, *more, "--out", str(files[name])]
-            alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **os.environ}  # so that an end by force ends all of it
-            try:
-                status |= subprocess.run(command, env=alone, timeout=options.timeout).returncode
-            except subprocess.TimeoutExpired:
-                print(f"{name}: not done after {options.timeout} s", flush=True)
-                status |= 1
-            if not files[name].exists():
-                return status or 1
-            found[name] = json.loads(files[name].read_text())
-    print(f"{'':24}{'stock':>12}{'served':>12}{'served / stock':>16}")
-    for batch in map(str, options.batches):
-        stock, served = (found[name]["decode"][batch]["tokens_per_s"] for name in ("stock", "served"))
-        print(f"{f'decode, batch {batch}':24}{stock:12.1f}{served:12.1f}{served / stock:16.3f}")
-    print(f"{'engine ready after, s':24}{found['stock']['ready_s']:12.1f}{found['served']['ready_s']:12.1f}")
-    write(options.out, found["served"]["environment"], **found)
-    return status
+        files = {(m, name): Path(folder) / f"{i}_{name}.json" for i, m in enumerate(options.model) for name in BOTH}
+        commands = {}
+        for (model, name), file in files.items():
+            more = of_served if name == SERVED else []
+            words = [str(model), *_of_one_engine(options), *more, "--out", str(file)]
+            commands[f"{model.name}, {name}"] = [sys.executable, __file__, *words]
+        statuses = turns.run(commands, options.timeout)
+        found = {key: json.loads(file.read_text()) for key, file in files.items() if file.exists()}
+    for name, status in statuses.items():
+        if status:
+            why = (
+                f"exit status {status}" if status > 0 else f"ended by force; not all were done in {options.timeout:g} s"
+            )
+            print(f"{name}: {why}")
+    done = [model for model in options.model if all((model, name) in found for name in BOTH)]
+    if done:
+        environment = found[done[0], STOCK]["environment"]
+        write(options.out, environment, runs=[_of_both(*(found[m, name] for name in BOTH)) for m in done])
+    return 1 if any(statuses.values()) else 0
+
+
+def _of_one_engine(options: argparse.Namespace) -> list[str]:
+    """The words that both engines of a model are started with."""
+    memory = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": round(options.kv_gb * 1e9)}
+    words = [f"--engine={json.dumps({**memory, **options.engine})}"]
+    for name in ("batches", "prompts"):
+        words.append(f"--{name}={','.join(map(str, getattr(options, name)))}")
+    words += [f"--{name}={getattr(options, name)}" for name in ("tokens", "repeats", "layers", "traffic")]
+    return [*words, *(["--unquantised"] if options.unquantised else [])]
+
+
+def _of_both(stock: dict[str, Any], served: dict[str, Any]) -> dict[str, Any]:
+    """The results of a model's two engines as one, printed too."""
+    print(f"--- {stock['model']}")
+    _compare(served, STOCK, stock)
+    print(f"{'ready after, s: stock, served':40} {stock['ready_s']}, {served['ready_s']}")
+    kept: dict[str, Any] = {k: stock.pop(k) for k in ("model", "unquantised", "model_layers") if k in stock}
+    for each in (stock, served):
+        each.pop("answers")
+        for name in (*kept, "environment", "commit", "date", "command"):
+            each.pop(name, None)
+    return {**kept, STOCK: stock, SERVED: served}
 
 
 def _options() -> argparse.ArgumentParser:
-    parser = engine_options(__doc__, "vllm.LLM")
+    parser = engine_options(__doc__, "vllm.LLM", models="+")
     parser.add_argument("--traffic", type=int, default=0, help="runs of requests of random lengths (traffic.py)")
     parser.add_argument("--unquantised", action="store_true", help="leave quantization_config out of config.json")
-    parser.add_argument("--beside-stock", action="store_true", help="run vLLM without the archive first")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds for one engine of --beside-stock")
-    parser.add_argument("--zero", help="set this weight to 0, to see that the comparison fails")
+    parser.add_argument("--beside-stock", action="store_true", help="run each model without the archives too")
+    parser.add_argument("--kv-gb", type=float, default=4.0, help="of each engine of --beside-stock")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for all engines of --beside-stock")
+    parser.add_argument(FLAG, help=argparse.SUPPRESS)
+    parser.add_argument("--zero", help="set this weight to 0 beside the archives, to see that answers differ")
     parser.add_argument("--against", type=Path, help="the result file of another run to compare with")
     out_argument(parser)
     return parser
 
 
-def engine_options(about: str | None, engine: str) -> argparse.ArgumentParser:
-    """What the scripts of all engines take; `engine` is what takes the further arguments."""
+def engine_options(about: str | None, engine: str, models: str | None = None) -> argparse.ArgumentParser:
+    """What the scripts of all engines take; `engine` is what takes the further arguments, `models` says how many models
+    there may be (one)."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a folder with the config.json of a model")
+    parser.add_argument("model", type=Path, nargs=models, help="a folder with the config.json of a model")
     parser.add_argument("--archive", action="append", default=[], help='"universal" or a path; repeat for layers')
     parser.add_argument("--batches", type=_integers, default=[1, 16, 64], help="sequences decoded at once")
     parser.add_argument("--prompts", type=_integers, default=[512, 2048], help="lengths of prompts, for prefill")
@@ -151,14 +206,18 @@ def _integers(text: str) -> list[int]:
 
 
 @contextlib.contextmanager
-def _folder(options: argparse.Namespace) -> Iterator[Path]:
-    """The folder whose config.json is the model's, while an engine starts."""
-    if not (options.model / "config.json").is_file():
-        raise ArgumentError(f"{options.model}: has no config.json; name the folder of a model")
-    if not options.unquantised:
-        yield options.model
+def _folder(model: Path, unquantised: bool) -> Iterator[Path]:
+    """The folder whose config.json is the model's, while an engine starts.
+
+    Raises:
+        ArgumentError: it has none.
+    """
+    if not (model / "config.json").is_file():
+        raise ArgumentError(f"{model}: has no config.json; name the folder of a model")
+    if not unquantised:
+        yield model
         return
-    config = json.loads((options.model / "config.json").read_text())
+    config = json.loads((model / "config.json").read_text())
     config.pop("quantization_config", None)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
@@ -180,7 +239,6 @@ def _engine(options: argparse.Namespace, folder: Path, is_packed: bool) -> Any:
         model=str(folder),
         load_format=_loader(options.zero) if is_packed else "dummy",
         skip_tokenizer_init=True,
-        enable_prefix_caching=False,  # or a repeated prompt would cost nothing
         seed=0,
         **{**settings, **options.engine},
     )
@@ -313,31 +371,24 @@ def _generate(engine: Any, prompts: list[list[int]], **parameters: Any) -> tuple
     return time.perf_counter() - began, outputs
 
 
-def drawn_prompts(count: int, tokens: int, seed: int) -> list[list[int]]:
+def drawn_prompts(count: int, tokens: int, seed: int | str) -> list[list[int]]:
+    """Prompts that no other seed has, so that no cache of prefixes knows them."""
     import random
 
     draw = random.Random(f"{count} {tokens} {seed}")
     return [[draw.randrange(10, 30000) for _ in range(tokens)] for _ in range(count)]
 
 
-def _decode(engine: Any, batch: int, options: argparse.Namespace) -> dict[str, Any]:
+def _decode(engine: Any, batch: int, repeat: int, tokens: int) -> float:
     """Output tokens a second after the first of each sequence: the time of `tokens` less that of one."""
-    rates = []
-    for repeat in range(-1, options.repeats):  # the first warms up
-        prompts = drawn_prompts(batch, PROMPT_TOKENS, repeat)
-        first_s, _ = _generate(engine, prompts, max_tokens=1)
-        all_s, _ = _generate(engine, prompts, max_tokens=options.tokens)
-        rates.append(batch * (options.tokens - 1) / (all_s - first_s))
-    rates = rates[1:]
-    print(f"decode, batch {batch}: {statistics.median(rates):.1f} tokens/s", flush=True)
-    return {"tokens_per_s": round(statistics.median(rates), 1), "all": [round(r, 1) for r in rates]}
+    first_s, _ = _generate(engine, drawn_prompts(batch, PROMPT_TOKENS, f"{repeat} first"), max_tokens=1)
+    all_s, _ = _generate(engine, drawn_prompts(batch, PROMPT_TOKENS, repeat), max_tokens=tokens)
+    return batch * (tokens - 1) / (all_s - first_s)
 
 
-def _prefill(engine: Any, tokens: int, repeats: int) -> dict[str, Any]:
+def _prefill(engine: Any, tokens: int, repeat: int) -> float:
     """Seconds from a prompt to its first token."""
-    times = [_generate(engine, drawn_prompts(1, tokens, r), max_tokens=1)[0] for r in range(-2, 2 * repeats)][2:]
-    print(f"prefill of {tokens}: {statistics.median(times) * 1e3:.2f} ms", flush=True)
-    return {"s": round(statistics.median(times), 5), "all": [round(t, 5) for t in times]}
+    return _generate(engine, drawn_prompts(1, tokens, repeat), max_tokens=1)[0]
 
 
 def _answers(engine: Any) -> dict[str, Any]:

@@ -131,8 +131,12 @@ def bits(documents: Sequence[Document]) -> dict[str, Any]:
 
 
 def runs(documents: Sequence[Document]) -> dict[str, Any]:
-    """The documents as they are, but for what `bench_vllm.py` compares answers by."""
-    return {"runs": [{name: value for name, value in d.items() if name != "answers"} for d in documents]}
+    """The documents as they are, or the runs that they are of, but for what `bench_vllm.py` compares answers by."""
+    found: list[dict[str, Any]] = []
+    for document in documents:
+        whole = {name: value for name, value in document.items() if name not in ("answers", "runs")}
+        found += [whole | run for run in document.get("runs", [{}])]
+    return {"runs": found}
 
 
 def _lines(pair: dict[str, str], timed: Sequence[Timed], spreads: Sequence[float]) -> list[dict[str, Any]]:

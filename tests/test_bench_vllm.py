@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import re
 import sys
-from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +24,9 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import bench_vllm
 import report
+import turns
 
-BOTH = ["model", "--archive", "a.aot", "--archive", "b.aot", "--beside-stock", "--layers", "3", "--batches", "1,16"]
+BOTH = ["--archive", "a.aot", "--archive", "b.aot", "--beside-stock", "--layers", "3", "--batches", "1,16"]
 
 
 class Experts(nn.Module):
@@ -109,64 +109,82 @@ def test_weights_in_int4_are_drawn_as_large_as_others(method: str, of_experts: b
 
 
 def test_a_model_is_taken_as_it_would_be_unquantised(tmp_path: Path) -> None:
-    options = Namespace(model=ROOT / "benchmarks" / "gpt-oss-20b", unquantised=False)
-    with bench_vllm._folder(options) as folder:
+    model = ROOT / "benchmarks" / "gpt-oss-20b"
+    with bench_vllm._folder(model, unquantised=False) as folder:
         assert bench_vllm._is_packed(folder)
-    options.unquantised = True
-    with bench_vllm._folder(options) as folder:
+    with bench_vllm._folder(model, unquantised=True) as folder:
         assert not bench_vllm._is_packed(folder)
         config = json.loads((folder / "config.json").read_text())
     assert (config["model_type"], config["num_local_experts"]) == ("gpt_oss", 32)
-    with pytest.raises(ArgumentError, match=r"has no config\.json"), bench_vllm._folder(Namespace(model=tmp_path)):
+    with pytest.raises(ArgumentError, match=r"has no config\.json"), bench_vllm._folder(tmp_path, False):
         pass
 
 
 def run_both(
-    monkeypatch: pytest.MonkeyPatch, out: Path, statuses: tuple[Any, ...]
-) -> tuple[int, list[tuple[list[str], dict[str, Any]]]]:
-    """The status, and the commands and words of both runs, which have these statuses, or end by force."""
-    commands: list[tuple[list[str], dict[str, Any]]] = []
+    monkeypatch: pytest.MonkeyPatch, folder: Path, statuses: tuple[int, ...]
+) -> tuple[int, dict[str, list[str]], dict[str, Any]]:
+    """The status, the commands of the engines, which end with these statuses, and what was written of them."""
+    started: dict[str, list[str]] = {}
 
-    def run(command: list[str], **words: Any) -> Any:
-        status = statuses[len(commands)]
-        commands.append((command, words))
-        if status is None:
-            raise subprocess.TimeoutExpired(command, words["timeout"])
-        rate = 100.0 * len(commands)
-        decode = {batch: {"tokens_per_s": rate} for batch in ("1", "16")}
-        result = {"decode": decode, "ready_s": 5.0, "environment": {}}
-        Path(command[command.index("--out") + 1]).write_text(json.dumps(result))
-        return SimpleNamespace(returncode=status)
+    def run(commands: dict[str, list[str]], timeout_s: float) -> dict[str, int]:
+        assert timeout_s == 70.0
+        started.update(commands)
+        for i, (command, status) in enumerate(zip(commands.values(), statuses, strict=True)):
+            rates = {batch: {"tokens_per_s": 100.0 * (i + 1)} for batch in ("1", "16")}
+            answers = {"text_logprobs": [[-1.0, -2.0 - i]], "tokens": [[5, 6 + i]]}
+            result = {"decode": rates, "prefill": {}, "answers": answers, "ready_s": 5.0, "environment": {}}
+            if status == 0:
+                file = Path(command[command.index("--out") + 1])
+                file.write_text(json.dumps(result | {"model": Path(command[2]).name, "unquantised": False}))
+        return dict(zip(commands, statuses, strict=True))
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(turns, "run", run)
     monkeypatch.setattr(report, "commit", lambda: "unknown")
-    monkeypatch.setattr(sys, "argv", ["bench_vllm.py", *BOTH, "--timeout", "70", "--out", str(out)])
-    return report.ends(bench_vllm.main), commands
+    models = [str(folder / name) for name in ("a", "b")]
+    for model in models:
+        Path(model).mkdir()
+        (Path(model) / "config.json").write_text("{}")
+    out = folder / "both.json"
+    words = [*models, *BOTH, "--timeout", "70", "--engine", '{"kv_cache_memory_bytes": 5}', "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["bench_vllm.py", *words])
+    return report.ends(bench_vllm.main), started, json.loads(out.read_text()) if out.exists() else {}
 
 
-def test_both_engines_run_in_processes_of_their_own(
+def test_each_model_runs_without_and_with_the_archives(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, ((stock, words), (served, _)) = run_both(monkeypatch, tmp_path / "both.json", (0, 0))
+    status, commands, document = run_both(monkeypatch, tmp_path, (0, 0, 0, 0))
     assert status == 0
-    same = ["model", "--layers", "3", "--batches", "1,16", "--timeout", "70"]
-    assert stock[2:-2] == same
-    first = stock[-1]
-    assert served[2:-2] == [*same, "--archive", "a.aot", "--archive", "b.aot", "--against", first]
-    assert words["timeout"] == 70.0
-    assert words["env"]["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert "decode, batch 16               100.0       200.0           2.000" in capsys.readouterr().out
-    document = json.loads((tmp_path / "both.json").read_text())
-    assert [document[name]["decode"]["1"]["tokens_per_s"] for name in ("stock", "served")] == [100.0, 200.0]
+    assert list(commands) == ["a, stock", "a, served", "b, stock", "b, served"]
+    stock, served = (bench_vllm._options().parse_args(commands[f"b, {name}"][2:]) for name in bench_vllm.BOTH)
+    assert stock.model == served.model == [tmp_path / "b"]
+    assert (stock.layers, stock.batches, stock.unquantised) == (3, [1, 16], False)
+    assert stock.engine == {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 5}
+    assert (stock.archive, served.archive) == ([], ["a.aot", "b.aot"])
+    assert not stock.beside_stock
+    out = capsys.readouterr().out
+    assert re.search(r"decode, batch 16, x +2\.0\n", out)
+    assert re.search(r"greedy tokens before the first other +1\b", out)
+    assert [run["model"] for run in document["runs"]] == ["a", "b"]
+    rates = [document["runs"][1][name]["decode"]["1"]["tokens_per_s"] for name in ("stock", "served")]
+    assert rates == [300.0, 400.0]
+    assert "answers" not in document["runs"][0]["served"]
 
 
-@pytest.mark.parametrize(("statuses", "runs"), [((None,), 1), ((0, 1), 2), ((0, None), 2)])
-def test_a_run_that_fails_or_takes_too_long_is_status_1(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, statuses: tuple[Any, ...], runs: int
+@pytest.mark.parametrize(
+    ("statuses", "says"), [((0, 0, 0, 1), "b, served: exit status 1"), ((0, 0, -9, 0), "b, stock: ended by force")]
+)
+def test_what_fails_or_takes_too_long_is_status_1_and_the_rest_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    statuses: tuple[int, ...],
+    says: str,
 ) -> None:
-    status, commands = run_both(monkeypatch, tmp_path / "both.json", statuses)
+    status, _, document = run_both(monkeypatch, tmp_path, statuses)
     assert status == 1
-    assert len(commands) == runs
+    assert [run["model"] for run in document["runs"]] == ["a"]
+    assert says in capsys.readouterr().out
 
 
 def test_two_runs_without_an_archive_are_refused(
