@@ -61,7 +61,7 @@ def functions(tuned_archive: Path) -> list[tuple[str, Signature]]:
 def steps(s: Signature) -> tuple[int, int]:
     """What N and K must be multiples of for a function that serves `s`."""
     if s.scaling in FORMATS:  # of 4-bit weights
-        return BLOCK_ROWS, FORMATS[s.scaling].columns
+        return BLOCK_ROWS, FORMATS[s.scaling].multiple
     if SCALINGS[s.scaling].layout == TILES:
         return 32, 32
     k = 16 if s.a == "e4m3" else 8

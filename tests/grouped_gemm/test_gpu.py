@@ -66,7 +66,7 @@ def sized(form: Signature, groups: int, n: int, k: int) -> Signature:
     halves_of_blocks = form.scaling == "block" and form.parts.gated and not form.parts.interleaved
     multiple = 256 if halves_of_blocks else 16 if form.parts.gated else 8
     if form.scaling in FORMATS:
-        pieces = FORMATS[form.scaling].columns
+        pieces = FORMATS[form.scaling].multiple
         multiple = 2 * BLOCK_ROWS if form.parts.gated else BLOCK_ROWS
         n = max(n, 256) if form.parts.gated else n  # of few columns of D a large one may round by more than the limit
     if form.quantises:
