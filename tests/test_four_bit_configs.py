@@ -25,6 +25,18 @@ COMPRESSED: dict[str, Any] = {
 INT4_WEIGHTS = {"num_bits": 4, "type": "int", "group_size": 128, "strategy": "group", "symmetric": True}
 INT4_GROUP = {"targets": ["Linear"], "weights": INT4_WEIGHTS, "input_activations": None}
 INT4 = {**COMPRESSED, "format": "pack-quantized", "config_groups": {"group_0": INT4_GROUP}}
+FP8_WEIGHTS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False}
+FP8_TOKENS = {**FP8_WEIGHTS, "strategy": "token", "dynamic": True}
+FP8_BLOCKS = {**FP8_WEIGHTS, "strategy": "block", "block_structure": [128, 128]}
+FP8_GROUPS = {**FP8_TOKENS, "strategy": "group", "group_size": 128}
+FP8_TENSOR = {**FP8_WEIGHTS, "strategy": "tensor"}
+
+
+def floats(weights: dict[str, Any], activations: dict[str, Any]) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    return {**COMPRESSED, "format": "float-quantized", "config_groups": {"group_0": group}}
+
+
 MXFP4_WEIGHTS = {"num_bits": 4, "type": "float", "group_size": 32}
 AWQ = {
     "quant_method": "awq",
@@ -60,6 +72,23 @@ def test_layers_are_as_the_checkpoint_has_them(quantised: dict[str, Any], dtype:
     assert set(types.values()) == {(dtype, "bf16", scaling)}
     assert built.targets == ("sm_100a", "sm_103a")
     assert warnings(published("qwen3-8b", quantization_config=quantised), targets=None) == []
+
+
+@pytest.mark.parametrize(
+    ("quantised", "scaling"),
+    [
+        (floats(FP8_WEIGHTS, FP8_TOKENS), "row_column"),
+        (floats(FP8_BLOCKS, FP8_GROUPS), "block"),
+        (floats(FP8_TENSOR, FP8_TENSOR), "tensor"),
+        ({**MODELOPT, "quant_algo": "FP8"}, "tensor"),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, "tensor"),
+    ],
+)
+def test_layers_in_fp8_have_the_scales_of_the_checkpoint(quantised: dict[str, Any], scaling: str) -> None:
+    built = manifest(published("qwen3-8b", quantization_config=quantised))
+    types = {gemm.name: (gemm.signature.a, gemm.signature.b, gemm.signature.scaling) for gemm in built.gemms}
+    assert types.pop("lm_head") == ("bf16", "bf16", "none")
+    assert set(types.values()) == {("e4m3", "e4m3", scaling)}
 
 
 @pytest.mark.parametrize(
@@ -131,7 +160,7 @@ def test_patterns_of_what_has_16_bits_anyway_are_no_obstacle(names: list[str]) -
 @pytest.mark.parametrize(
     ("quantised", "words"),
     [
-        ({**MODELOPT, "quant_algo": "W4A8_AWQ"}, "quant_algo NVFP4 or MXFP8 is supported, found 'W4A8_AWQ'"),
+        ({**MODELOPT, "quant_algo": "W4A8_AWQ"}, "quant_algo NVFP4 or MXFP8 or FP8 is supported, found 'W4A8_AWQ'"),
         (
             {**INT4, "config_groups": {"g": {**INT4_GROUP, "weights": {**INT4_WEIGHTS, "symmetric": None}}}},
             "of pack-quantized weights, symmetric must be true or false, found None",
@@ -155,7 +184,15 @@ def test_patterns_of_what_has_16_bits_anyway_are_no_obstacle(names: list[str]) -
         ({**COMPRESSED, "ignore": ["re:.*layers.77.mlp.down_proj$"]}, "in 16 bits"),
         ({**COMPRESSED, "ignore": ["model.layers.3.mlp.up_proj"]}, "leaves 'model.layers.3.mlp.up_proj' in 16 bits"),
         ({**COMPRESSED, "ignore": ["re:(a+)+b"]}, "leaves out 're:(a+)+b', which is not read"),
-        ({**COMPRESSED, "format": "float-quantized"}, "is supported, found 'float-quantized'"),
+        ({**COMPRESSED, "format": "int-quantized"}, "is supported, found 'int-quantized'"),
+        ({**COMPRESSED, "format": "float-quantized"}, "of float-quantized weights, num_bits 8 is supported, found 4"),
+        (floats(FP8_WEIGHTS, {**FP8_TOKENS, "symmetric": False}), "input_activations, symmetric True is supported"),
+        (floats({**FP8_WEIGHTS, "dynamic": True}, FP8_TOKENS), "weights, dynamic False is supported, found True"),
+        (floats(FP8_TENSOR, FP8_TOKENS), "a scale for the tensor in both, static;"),
+        (floats(FP8_TENSOR, {**FP8_TENSOR, "dynamic": True}), "a scale for the tensor in both, static;"),
+        (floats(FP8_WEIGHTS, {**FP8_TOKENS, "dynamic": False}), "for each channel and token, dynamic"),
+        (floats(FP8_BLOCKS, {**FP8_GROUPS, "group_size": 64}), "groups of 128, dynamic, are supported"),
+        ({**floats(FP8_WEIGHTS, FP8_TOKENS), "ignore": ["re:.*self_attn.*"]}, "leaves 're:.*self_attn.*' in 16 bits"),
         ({**COMPRESSED, "config_groups": {"a": GROUP, "b": GROUP}}, "one group with targets ['Linear'] is supported"),
         ({**COMPRESSED, "config_groups": {"a": {**GROUP, "targets": ["re:.*down_proj"]}}}, "one group with targets"),
         (

@@ -220,7 +220,10 @@ def test_experts_that_cannot_be_in_4_bits_are_refused(tp: int, arguments: dict[s
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"weight_block_size": None}, "weight_block_size [128, 128] is supported, found None"),
+        (
+            {"weight_block_size": None},
+            "of fp8 without weight_block_size, activation_scheme static is supported, found 'dynamic'",
+        ),
         ({"weight_block_size": [64, 64]}, "found [64, 64]"),
         ({"activation_scheme": "static"}, "activation_scheme dynamic is supported, found 'static'"),
         ({"fmt": "e5m2"}, "fmt e4m3 is supported, found 'e5m2'"),

@@ -11,17 +11,29 @@ from .config import Fields, short
 
 FIELD = "quantization_config"
 _OTHERS = ("compression_config",)
-# Of weights in fp8: what is supported, and what is meant where a config leaves a field out.
-_SUPPORTED = {"weight_block_size": [128, 128], "fmt": "e4m3", "activation_scheme": "dynamic"}
+# Of weights in fp8: what is supported, with blocks and with one scale for the weight, and what is meant where a config
+# leaves a field out.
+_BLOCKS = {"weight_block_size": [128, 128], "fmt": "e4m3", "activation_scheme": "dynamic"}
+_TENSORS = {"fmt": "e4m3", "activation_scheme": "static"}
 _USUAL = {"fmt": "e4m3", "activation_scheme": "dynamic"}
 OF_EXPERTS = "mxfp4"  # what configs call the method by which experts alone are in MXFP4
 _BY_HAND = "use the config of the unquantised model and give --dtype, or write the manifest by hand: docs/manifests.md"
 
 _NO_KERNEL = "no kernel takes it: leave these layers to the server, or quantise in groups of 128 without act-order"
 
-# What 4-bit checkpoints call the formats that a manifest can follow, and the scaling that each is.
-_MODELOPT = {"NVFP4": "nvfp4", "MXFP8": "mxfp8"}
+# What checkpoints in few bits call the formats that a manifest can follow, and the scaling that each is.
+_MODELOPT = {"NVFP4": "nvfp4", "MXFP8": "mxfp8", "FP8": "tensor"}
 _COMPRESSED = {"nvfp4-pack-quantized": "nvfp4", "mxfp4-pack-quantized": "mxfp4"}
+
+# Of compressed-tensors in fp8, how scales of weights and of activations are spread, and the scaling that is; where
+# activations have one for each token or group, it is made as they come.
+_FLOATS = "float-quantized"
+_SPREADS = {
+    ("tensor", "tensor"): "tensor",
+    ("channel", "token"): "row_column",
+    ("block", "group"): "block",
+}
+_BLOCK = {"block_structure": [128, 128], "group_size": 128}  # of weights; of activations
 
 # Of those with weights alone in 4 bits, what each says of weights; a scheme may also leave a field out that is None.
 _WEIGHTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -81,13 +93,15 @@ def scaling_of_experts(fields: Fields) -> str:
 
 
 def _fp8(fields: Fields, found: Mapping[str, Any]) -> str:
-    for name, wanted in _SUPPORTED.items():
+    supported = _BLOCKS if found.get("weight_block_size") is not None else _TENSORS
+    for name, wanted in supported.items():
         value = found.get(name, _USUAL.get(name))
         if value != wanted:
-            said = f"of fp8, {name} {wanted} is supported, found {short(value)}"
+            without = "" if supported is _BLOCKS else " without weight_block_size"
+            said = f"of fp8{without}, {name} {wanted} is supported, found {short(value)}"
             fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
     _refuse_kept(fields, _names(fields, found, "modules_to_not_convert"))
-    return "block"
+    return "block" if supported is _BLOCKS else "tensor"
 
 
 def _gptq(fields: Fields, found: Mapping[str, Any]) -> str:
@@ -156,8 +170,10 @@ def _compressed_tensors(fields: Fields, found: Mapping[str, Any]) -> tuple[str, 
     layout = scheme.get("format") or found.get("format")
     if layout in _WEIGHTS and scheme.get("input_activations") is None:
         return _of_weights_alone(fields, layout, scheme.get("weights")), _names(fields, found, "ignore")
+    if layout == _FLOATS:
+        return _of_floats(fields, scheme), _names(fields, found, "ignore")
     if not isinstance(layout, str) or layout not in _COMPRESSED:
-        known = " or ".join(dict.fromkeys([*_COMPRESSED, *_WEIGHTS]))
+        known = " or ".join(dict.fromkeys([*_COMPRESSED, *_WEIGHTS, _FLOATS]))
         said = f"of compressed-tensors, format {known} is supported, found {short(layout)}"
         fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
     for part in ("weights", "input_activations"):
@@ -166,6 +182,28 @@ def _compressed_tensors(fields: Fields, found: Mapping[str, Any]) -> tuple[str, 
             said = f"{part} must be floats of 4 bits, found {short(numbers)}"
             fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
     return _COMPRESSED[layout], _names(fields, found, "ignore")
+
+
+def _of_floats(fields: Fields, scheme: Mapping[str, Any]) -> str:
+    """The scaling of a scheme of compressed-tensors with weights and activations in e4m3."""
+    both = [dict(of) if isinstance(of := scheme.get(part), dict) else {} for part in ("weights", "input_activations")]
+    for part, numbers in zip(("weights", "input_activations"), both, strict=True):
+        wanted = {"num_bits": 8, "type": "float", "symmetric": True} | ({"dynamic": False} if part == "weights" else {})
+        wrong = next((name for name, value in wanted.items() if numbers.get(name) != value), None)
+        if wrong is not None:
+            said = f"of {_FLOATS} {part}, {wrong} {wanted[wrong]} is supported, found {short(numbers.get(wrong))}"
+            fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
+    weights, activations = both
+    scaling = _SPREADS.get((str(weights.get("strategy")), str(activations.get("strategy"))))
+    static = scaling == "tensor"
+    blocks = {"block_structure": weights.get("block_structure"), "group_size": activations.get("group_size")}
+    if scaling is None or activations.get("dynamic") is static or (scaling == "block" and blocks != _BLOCK):
+        known = (
+            "a scale for the tensor in both, static; for each channel and token, dynamic; or for blocks of 128 x 128"
+        )
+        said = f"of {_FLOATS}, {known} and groups of 128, dynamic, are supported, found {short(both)}"
+        fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
+    return scaling
 
 
 def _of_weights_alone(fields: Fields, layout: str, weights: Any) -> str:
