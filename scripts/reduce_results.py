@@ -87,16 +87,17 @@ def drawn(documents: Sequence[Document]) -> dict[str, Any]:
         of = {"layers": r["layers"], "signature": r["signature"], "group": r["group"], "gpu_id": r["gpu_id"]}
         of |= {"torch": torch, "contenders": list(said)}
         layer = layers.setdefault(tuple(map(str, of.values())), of | {"cases": []})
-        layer["cases"].append([r["m"], r.get("noise"), *map(_said, said.values())])
+        noise = r.get("noise")
+        layer["cases"].append([r["m"], noise and round(noise, 3), *map(_said, said.values())])
     rows = list(layers.values())
     alike = {k: rows[0][k] for k in ("gpu_id", "contenders") if all(r[k] == rows[0][k] for r in rows)} if rows else {}
     return {**document, "of_each": alike, "results": [{k: v for k, v in r.items() if k not in alike} for r in rows]}
 
 
 def _said(contender: Mapping[str, Any]) -> Any:
-    """Microseconds and spread; of what was not timed, why."""
+    """Microseconds, to four digits, and spread; of what was not timed, why."""
     said = {k: v for k, v in contender.items() if k in _CONTENDER}
-    return [said["us"], said["spread"]] if said.keys() == {"us", "spread"} else said
+    return [float(f"{said['us']:.4g}"), round(said["spread"], 3)] if said.keys() == {"us", "spread"} else said
 
 
 def occasions(documents: Sequence[Document]) -> dict[str, Any]:

@@ -51,8 +51,9 @@ OCCASIONS = (  # runs of occasions_llama.json, what took part, and what the row 
     ((9,), "against", "`runtime.universal()`, an H100"),
     ((4,), "against", "an H200's archive, on an H100"),
 )
-ENGINES = {"llama8b": "vLLM: Llama-3.1-8B, bf16"}
-SERVED = {  # runs of engines_h100.json
+SERVED = {  # runs of engines.json
+    5: "vLLM: Llama-3.1-8B, bf16",
+    4: "vLLM on an H200: Llama-3.1-8B, AWQ",
     0: "vLLM: Llama-3.1-8B, bf16, two GPUs",
     1: "vLLM: gpt-oss-20b, experts in MXFP4",
     2: "SGLang: Llama-3.1-8B, bf16",
@@ -227,15 +228,19 @@ def peers() -> list[str]:
 
 def weights() -> list[str]:
     """4-bit weights beside bf16 of our own and beside Marlin: a row for each layer and format."""
-    document = load("w4_h100")
-    found = document["results"]
+    ours, document = load("w4_h200")["results"], load("w4_h100")
+    beside = document["results"]
+    found = [*ours, *beside]
     wrong, error = sum(isinstance(r["error"], str) for r in found), max(r["error"] for r in found)
     versions = ", ".join(f"{k} {v}" for k, v in document["peers"]["marlin"]["versions"].items())
-    off = sum(isinstance(r["marlin_error"], str) for r in found)
+    off = sum(isinstance(r["marlin_error"], str) for r in beside)
     said = f"Wrong: {wrong}; largest relative error {error:.4f}; largest spread {max(r['spread'] for r in found):.0%}. "
     said += f"Marlin is of {versions}; wrong: {off}."
-    tables = [_by_layer(found, "bf16_us", "times our bf16"), _by_layer(found, "marlin_us", "times Marlin")]
-    return [*tables[0], "", *tables[1], "", said, *source("w4_h100")]
+    tables = [
+        _by_layer(ours, "bf16_us", "times our bf16, on an H200"),
+        _by_layer(beside, "marlin_us", "times Marlin, on an H100"),
+    ]
+    return [*tables[0], "", *tables[1], "", said, *source("w4_h200", "w4_h100")]
 
 
 def grouped_weights() -> list[str]:
@@ -308,7 +313,7 @@ def grouped() -> list[str]:
 
 def engines() -> list[str]:
     """Servers with an archive over the same without, and how long until each was ready."""
-    runs = load("engines_h100")["runs"]
+    runs = load("engines")["runs"]
     names = [
         *(f"decode, batch {b}" for b in (1, 16, 64)),
         *(f"prefill of {t}" for t in (512, 2048)),
@@ -321,11 +326,11 @@ def engines() -> list[str]:
         pairs += [(stock["prefill"][t]["all"], served["prefill"][t]["all"]) for t in ("512", "2048")]
         cells = [f"{median(x) / median(y):.2f} ({max(map(_spread, (x, y))):.0%})" for x, y in pairs]
         rows.append([label, *cells, f"{stock['ready_s']:.0f} s, {served['ready_s']:.0f} s"])
-    return [*table(["stock over ours", *names], rows), *source("engines_h100")]
+    return [*table(["stock over ours", *names], rows), *source("engines")]
 
 
 def models() -> list[str]:
-    """Whole models over torch's, and engines of vLLM with an archive over those without."""
+    """Whole models over torch's."""
     rows: list[list[str]] = []
     names: list[str] = []
     for name, label in MODELS.items():
@@ -333,14 +338,7 @@ def models() -> list[str]:
         names = [f"{'decode, batch' if r['context'] else 'prefill,'} {max(r['batch'], r['tokens'])}" for r in results]
         cells = [f"{r['speedup']:.3f} ({max(r['torch']['spread'], r['archive']['spread']):.1%})" for r in results]
         rows.append([label, *cells])
-    runs = load("vllm_h200")["runs"]
-    for model, label in ENGINES.items():
-        stock, ours = sorted((r for r in runs if r["model"] == model), key=lambda r: int(r["served"]))
-        assert names == [*(f"decode, batch {b}" for b in ours["decode"]), *(f"prefill, {t}" for t in ours["prefill"])]
-        pairs = [(ours["decode"][b]["all"], stock["decode"][b]["all"]) for b in ours["decode"]]
-        pairs += [(stock["prefill"][t]["all"], ours["prefill"][t]["all"]) for t in ours["prefill"]]
-        rows.append([label, *(f"{median(x) / median(y):.3f} ({max(map(_spread, (x, y))):.0%})" for x, y in pairs)])
-    return [*table(["their time over ours", *names], rows), *source(*MODELS, "vllm_h200")]
+    return [*table(["their time over ours", *names], rows), *source(*MODELS)]
 
 
 def _spread(of: Sequence[float]) -> float:

@@ -235,11 +235,13 @@ def test_a_peer_of_experts_is_missing_only_where_it_is_asked_for(monkeypatch: py
 
 def test_the_page_has_a_table_of_marlin(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = render_benchmarks.load("w4_h100")
+    ours = render_benchmarks.load("w4_h200")
     timed = [r | {"us": 10.0, "marlin_us": 10.0 + r["m"] / 10, "marlin_error": 1e-3} for r in kept["results"]]
     wrong = {name: value for name, value in timed[0].items() if name != "marlin_us"} | {"marlin_error": "it is off"}
-    monkeypatch.setattr(render_benchmarks, "load", lambda name: kept | {"results": [wrong, *timed[1:]]})
+    files = {"w4_h100": kept | {"results": [wrong, *timed[1:]]}, "w4_h200": ours}
+    monkeypatch.setattr(render_benchmarks, "load", files.__getitem__)
     found = render_benchmarks.weights()
-    begin = next(i for i, line in enumerate(found) if line.startswith("| times Marlin | M = 1 |"))
+    begin = next(i for i, line in enumerate(found) if line.startswith("| times Marlin, on an H100 | M = 1 |"))
     n, k = re.findall(r"_n(\d+)_k(\d+)_", wrong["signature"])[0]
     rows = found[begin + 2 : begin + 2 + len({r["signature"] for r in timed})]
     (first,) = [row for row in rows if f" {n} x {k} |" in row and row.startswith("| MXFP4")]
