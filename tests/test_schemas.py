@@ -135,8 +135,15 @@ def test_unknown_field_of_a_table_for_people_is_let_be(name: str, place: list[An
 def test_field_that_is_absent_from_the_gemm_table_is_null_or_empty() -> None:
     obj = document("gemm")
     _, written = obj["entries"]
-    assert {"gpu", "invariant", "torch_faster", "apart", "timings"}.isdisjoint(written)
-    spelled: dict[str, Any] = {"gpu": None, "invariant": None, "torch_faster": [], "apart": [], "timings": []}
+    assert {"gpu", "invariant", "tuned_to", "torch_faster", "apart", "timings"}.isdisjoint(written)
+    spelled: dict[str, Any] = {
+        "gpu": None,
+        "tuned_to": None,
+        "invariant": None,
+        "torch_faster": [],
+        "apart": [],
+        "timings": [],
+    }
     assert table.read(obj | {"entries": [obj["entries"][0], written | spelled]}, GEMM, TARGETS) == table.read(
         obj, GEMM, TARGETS
     )

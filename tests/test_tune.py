@@ -119,6 +119,13 @@ def test_where_torch_is_faster_is_written(source: Path, tmp_path: Path) -> None:
     assert last is None
 
 
+def test_up_to_where_it_was_tuned_is_written(source: Path, tmp_path: Path) -> None:
+    tuned(source, tmp_path / "tuned.aot", scripted(by_m, wrong=wrong_are("wrong")))
+    row = table(tmp_path / "tuned.aot")[512]
+    assert row.tuned_to == max(timing["m"] for timing in row.timings) > 1
+    assert all(entry.tuned_to is None for entry in table(source).values())
+
+
 def test_where_torch_is_faster_between_the_points_is_found_by_glances(source: Path, tmp_path: Path) -> None:
     """At M = 136 to 200 it takes another kernel, which no point of tuning has."""
 

@@ -43,14 +43,16 @@ def early(of: Signature) -> Signature:
 
 
 def made(path: Path, signatures: list[Signature], names: Mapping[str, Signature] = PLAIN, **more: Any) -> Path:
-    """An archive in which each signature has a function for few rows and one for many, tuned at M = 1 to 64."""
+    """An archive in which each signature has a function for few rows and one for many, tuned at M = 1 to 64, or those
+    that overlap at less."""
     records, rows = [], []
     for s in signatures:
         few, many = (f"{word}.{s.key()}" for word in ("few", "many"))
         records += [operands_record(name, s.to_json()) for name in (few, many)]
         timings = [{"m": m, "function": f, "us": 1.0, "baseline_us": 1.0} for m, f in ((1, few), (64, many))]
         row = entry(s.to_json(), [(20, few), (None, many)], gpu=GPU, **more)
-        rows.append(row | ({"timings": timings} if row["state"] == "tuned" else {}))
+        tuned = {"timings": timings, "tuned_to": 64 if s.overlap == "serial" else 32}
+        rows.append(row | (tuned if row["state"] == "tuned" else {}))
     write_archive(path, records, rows)
     problems = [build_table.Problem(name, s.key(), 1) for name, s in names.items()]
     package = Package()
@@ -116,6 +118,7 @@ def test_entry_that_promises_overlap_is_served_by_what_won(tmp_path: Path) -> No
     few, many = [(5, f"few.{of}"), (20, f"few.{qkv}")], [(64, f"many.{qkv}"), (None, f"many.{of}")]
     assert found[early(PLAIN["qkv"])].ranges == (*few, *many)
     assert [row["function"] for row in found[early(PLAIN["qkv"])].timings] == [f"few.{of}", f"many.{qkv}"]
+    assert found[early(PLAIN["qkv"])].tuned_to == 64, "above all M that steps were timed at it is the serial entry"
     o = PLAIN["o"].key()
     assert found[early(PLAIN["o"])].ranges == ((20, f"few.{o}"), (None, f"many.{o}"))
     assert {s: found[s].ranges for s in ALL} == {s: ((20, f"few.{s.key()}"), (None, f"many.{s.key()}")) for s in ALL}

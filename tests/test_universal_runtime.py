@@ -207,6 +207,77 @@ def test_a_tuned_entry_wins_over_the_model_whatever_the_order(
     assert launched(lib, driver, 520, 3) == "few"
 
 
+def tuned_and_universal(folder: Path, driver: RecordingDriver, **options: Any) -> Library:
+    """An archive with an entry that was tuned up to M = 40, layered on a universal one."""
+    rows = [entry(signature(512, K), [(16, "least"), (None, "tuned")], tuned_to=40, torch_faster=[(30, 35)])]
+    driver.kernels |= write(folder / "universal.aot")
+    driver.kernels |= write_archive(folder / "tuned.aot", [gemm_record("least"), gemm_record("tuned")], rows)
+    return Library(open_archives([folder / "universal.aot", folder / "tuned.aot"]), driver, **options)
+
+
+def test_the_model_chooses_at_twice_the_rows_that_an_entry_was_tuned_to(
+    tmp_path: Path, driver: RecordingDriver
+) -> None:
+    lib = tuned_and_universal(tmp_path, driver)
+    names = {
+        1: "least",
+        16: "least",
+        17: "tuned",
+        80: "tuned",
+        81: "many",
+        900: "many",
+        1200: "shared",
+        9000: "shared",
+    }
+    assert {m: launched(lib, driver, 512, m) for m in names} == names
+    found = lib.entry(of(512))
+    assert (found.state, found.best(9000), found.torch_is_faster(33)) == ("tuned", "shared", True)
+    assert found.functions(100)[0] == "many"
+    assert {"tuned", "least"} <= set(found.functions(100)), "tried where the device cannot run what is predicted"
+
+
+def test_what_the_model_chooses_beyond_an_entry_is_preloaded(tmp_path: Path, driver: RecordingDriver) -> None:
+    lib = tuned_and_universal(tmp_path, driver)
+    assert set(lib.preload([8, 500], only=[of(512)])) == {"least", "tuned", "many", "shared"}
+    loads, plans = lib.stats().loads, lib.stats().plans_made
+    assert [launched(lib, driver, 512, m) for m in (8, 500)] == ["least", "many"]
+    assert (lib.stats().loads, lib.stats().plans_made) == (loads, plans)
+    assert [launched(lib, driver, 512, m) for m in (81, 5000)] == ["many", "shared"]
+    assert lib.stats().loads == loads
+
+
+@pytest.mark.parametrize("options", [{"require": "tuned"}, {"batch_invariant": True}])
+def test_an_entry_serves_every_m_where_the_model_may_not_choose(
+    tmp_path: Path, driver: RecordingDriver, options: dict[str, Any]
+) -> None:
+    lib = tuned_and_universal(tmp_path, driver, **options)
+    if "require" in options:
+        assert launched(lib, driver, 512, 9000) == "tuned"
+    else:
+        with pytest.raises(KernelMiss, match="equal bits"):
+            launched(lib, driver, 512, 9000)
+
+
+def test_an_entry_serves_every_m_where_the_functions_of_the_model_ran_nowhere(
+    tmp_path: Path, driver: RecordingDriver
+) -> None:
+    rows = [entry(signature(512, K), [(None, "few")], tuned_to=40)]
+    lib = library(tmp_path, driver, rows, TABLE | {"checked_on": {}})
+    assert launched(lib, driver, 512, 9000) == "few"
+    checked = library(tmp_path, driver, rows)
+    assert launched(checked, driver, 512, 9000) == "shared"
+    unknown = library(tmp_path, driver, [entry(signature(512, K), [(None, "few")])])
+    assert launched(unknown, driver, 512, 9000) == "few", "nobody knows up to where it was tuned"
+
+
+def test_a_damaged_function_of_the_model_gives_way_to_the_entry(tmp_path: Path, driver: RecordingDriver) -> None:
+    lib = tuned_and_universal(tmp_path, driver, on_damage="torch")
+    shared = lib._now.entries.of_file(lib.entry(of(512)), "shared")
+    assert shared._archive.path == str(tmp_path / "universal.aot")
+    shared.damage = "it is damaged"
+    assert launched(lib, driver, 512, 9000) in ("many", "tuned")
+
+
 def test_of_two_universal_tables_the_last_serves(tmp_path: Path, driver: RecordingDriver) -> None:
     driver.kernels |= write(tmp_path / "base.aot")
     swapped = copy.deepcopy(TABLE)

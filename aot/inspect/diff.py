@@ -177,6 +177,7 @@ def _changes(old: Entry, new: Entry, before: Mapping[str, str], after: Mapping[s
         "equal bits": found["equal_bits"],
         "torch faster": found["torch_faster"],
         "apart": found["apart"],
+        "tuned to": old.tuned_to != new.tuned_to,
         "candidates": old.candidates != new.candidates,
         "code": any(before[name] != after[name] for name in {*old.names} & {*new.names}),
         "functions": {*old.names} != {*new.names},

@@ -70,7 +70,7 @@ def _places(serving: Serving, signature: Any, where: Where) -> list[Place]:
 
 
 def _answer(archive: Archive, serving: Serving, signature: Any, place: Place, m: int) -> dict[str, Any]:
-    names, entry, short = names_of(archive), serving.find(signature, place), short_names(archive)
+    names, entry, short = names_of(archive), serving.find(signature, place, m), short_names(archive)
     found = described(signature, names) | {
         "models": models_of(archive).get(signature.key(), []),
         "m": m,

@@ -95,16 +95,16 @@ class Serving:
         of_entries = [kind.gpu for kind in kinds_of(self.entries) if kind.capability == capability]
         return Place(capability, of_entries[0], False) if of_entries else Place(capability, usual(capability), True)
 
-    def find(self, signature: Any, place: Place) -> AnyEntry | None:
-        """What serves there; None if nothing does."""
+    def find(self, signature: Any, place: Place, m: int = 1) -> AnyEntry | None:
+        """What serves `m` rows there; None if nothing does."""
         entry = self.dispatch(signature.operation).choose(signature, place.capability, place.gpu)
         universal = self.precedence.universal
-        if entry is not None and (universal is None or not self._by_form(entry)):
+        if entry is not None and (universal is None or not self._by_form(entry, m)):
             return entry
         if universal is None or operation(signature.operation).predictions != forms.TABLE:
             return entry
         return universal.entry(signature, place.capability, place.gpu) or entry
 
-    def _by_form(self, entry: Entry) -> bool:
-        instead = self.precedence.instead_of(entry)
-        return instead is not None and instead["form"] is not None
+    def _by_form(self, entry: Entry, m: int) -> bool:
+        begins, instead = self.precedence.predicted_from(entry), self.precedence.instead_of(entry)
+        return (instead is not None and instead["form"] is not None) or (begins is not None and m >= begins)

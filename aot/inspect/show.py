@@ -113,6 +113,17 @@ def _predicted(archive: Archive, name: str, names: Mapping[str, list[str]], toke
     return found
 
 
+def _predict_beyond(
+    archive: Archive, entry: Entry, precedence: Precedence, begins: int, choices: list[dict[str, Any]]
+) -> None:
+    """Put in what is predicted where a tuned entry gives way to that; no time of it was measured."""
+    assert precedence.universal is not None  # which predicts it
+    (of,) = forms.predicted(archive, precedence.universal, entry.signature, [c["m"] for c in choices], entry.target)
+    for choice, predicted in zip(choices, of["choices"], strict=True):
+        if choice["m"] >= begins:
+            choice.update(function=predicted["function"], us=None)
+
+
 def _entry(
     archive: Archive,
     entry: Entry,
@@ -122,16 +133,19 @@ def _entry(
     tokens: Sequence[int],
 ) -> dict[str, Any]:
     """An entry in full, or, where there are `tokens`, what serves at these."""
-    instead = precedence.instead_of(entry)
+    instead, begins = precedence.instead_of(entry), precedence.predicted_from(entry)
     found = described(entry.signature, names) | {
         "target": entry.target,
         "gpu": gpu(entry),
         "state": entry.state,
         "instead": instead,
+        "predicted_from": begins,
         "serves": None,
     }
     if instead is None:
         found["serves"] = serving(entry, tokens) if tokens else None
+        if tokens and begins is not None and max(tokens) >= begins:
+            _predict_beyond(archive, entry, precedence, begins, found["serves"]["choices"])
     elif instead["form"] is not None:
         assert precedence.universal is not None  # which has the form
         (found["serves"],) = forms.predicted(

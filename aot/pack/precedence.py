@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.container.archive import Archive
+from runtime.gemm.universal import UniversalForm, trusted_to
 from runtime.program.operation import operation
 from runtime.tables.table import Entry
 
@@ -35,10 +36,21 @@ class Precedence:
             return None
         if entry.gpu is None and (entry.signature, entry.target) in self._tuned:
             return {"state": "tuned", "form": None, "checked_on": []}
+        found = self._checked_form(entry)
+        if found is None:
+            return None
+        form, checked_on = found
+        return {"state": "predicted", "form": self._forms[id(form)], "checked_on": list(checked_on)}
+
+    def predicted_from(self, entry: Entry) -> int | None:
+        """The least M at which a tuned entry gives way to what is predicted; None if it never does."""
+        last = trusted_to(entry)
+        return None if last is None or self._checked_form(entry) is None else last + 1
+
+    def _checked_form(self, entry: Entry) -> tuple[UniversalForm, tuple[str, ...]] | None:
+        """The form that can serve an entry's signature, and the GPUs on which its functions were checked, if any."""
         if self.universal is None or operation(entry.signature.operation).predictions != forms.TABLE:
             return None
         form = self.universal.form(entry.signature, forms.capability(entry.target))
         checked_on = () if form is None else self.universal.checked_on.get(form.target, ())
-        if form is None or not checked_on:
-            return None
-        return {"state": "predicted", "form": self._forms[id(form)], "checked_on": list(checked_on)}
+        return None if form is None or not checked_on else (form, checked_on)

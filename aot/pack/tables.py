@@ -31,7 +31,8 @@ class Row:
     larger M. `invariant` is the same for callers who want equal bits at every M, which all of its functions give, or
     None. `torch_faster` has the first and the last M (None: no last) of where torch was faster, ascending and disjoint,
     `apart` of where a product without its activation, and the activation after it, were.
-    `candidates` pairs M values with functions, best first. `timings` is what was measured (`aot.pack.timings`).
+    `candidates` pairs M values with functions, best first. `timings` is what was measured (`aot.pack.timings`),
+    `tuned_to` the largest M that was.
     """
 
     signature: Any
@@ -44,6 +45,7 @@ class Row:
     apart: Sequence[tuple[int, int | None]] = ()
     candidates: Sequence[tuple[int, Sequence[str]]] = ()
     timings: Sequence[dict[str, Any]] = ()
+    tuned_to: int | None = None
 
     @classmethod
     def of(cls, entry: Entry) -> Row:
@@ -59,6 +61,7 @@ class Row:
             entry.apart,
             entry.candidates,
             entry.timings,
+            entry.tuned_to,
         )
 
     def names(self) -> set[str]:
@@ -94,6 +97,7 @@ class Row:
             tuple(self.apart),
             tuple((m, tuple(index[name] for name in ranked)) for m, ranked in self.candidates),
             tuple(self.timings),
+            self.tuned_to,
         )
 
 

@@ -208,7 +208,13 @@ def _spliced(row: Row, early: Entry, serial: Entry, won: Sequence[tuple[int, str
                     low = faster.pop()[0]
                 faster.append((low, None if high == _ANY_M else high))
         timings += [row for row in entry.timings if first <= row["m"] <= last]
-    return replace(row, ranges=ranges.ranges(best), torch_faster=tuple(faster), timings=tuple(timings))
+    return replace(
+        row,
+        ranges=ranges.ranges(best),
+        torch_faster=tuple(faster),
+        timings=tuple(timings),
+        tuned_to=serial.tuned_to,
+    )
 
 
 def write(archive: Archive, changed: Sequence[Row], environment: Mapping[str, Any], destination: Path) -> None:

@@ -224,6 +224,7 @@ class Writer:
             found,
             torch_faster=choose.where_faster(baselines, times, found, tolerance),
             timings=timings,
+            tuned_to=max(measured.m for measured in one.measured),
         )
         return row, ratios
 

@@ -37,6 +37,7 @@ PREDICTED = "predicted"
 # What cost programs take, in order; `aot.search.estimates` writes them so.
 INPUTS = ("m", "n", "k", "batch", "multiprocessors", "memory_gbps")
 _INVARIANT_M = tuple(1 << i for i in range(14))  # 1 to 8192
+_TRUSTED = 2  # times the largest M that an entry was tuned at: to there calibrated times hold, as `aot tune` predicts
 _KEPT = 4096  # choices of an entry that are kept, by M
 # The fields of a signature that a form has too, in the order in which `Universal.forms` gives them.
 WORDS = ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major", "overlap")
@@ -225,6 +226,25 @@ class PredictedEntry:
 
 
 AnyEntry = Entry | PredictedEntry  # what a library serves
+
+
+def trusted_to(entry: Entry) -> int | None:
+    """The largest M at which the choice of a tuned entry goes before what is predicted; None where that is every M."""
+    return None if entry.state != "tuned" or entry.tuned_to is None else _TRUSTED * entry.tuned_to
+
+
+def beyond(entry: Entry, predicted: PredictedEntry) -> Entry:
+    """An entry that, at larger M than `trusted_to` it, has the functions that are predicted for them."""
+    last = trusted_to(entry)
+    likely = [] if last is None else [m for m in predicted.likely() if m > last]
+    if last is None or not likely:
+        return entry
+    ranges: list[tuple[int, str]] = [(m, name) for m, name in entry.ranges if m is not None and m < last]
+    ranges += [(last, entry.best(last)), *((m, predicted.best(m)) for m in likely)]
+    ends = [(m, name) for (m, name), (_, after) in zip(ranges, [*ranges[1:], (0, "")], strict=True) if name != after]
+    places = {name: place for place, name in enumerate(dict.fromkeys([*entry.names, *(name for _, name in ends)]))}
+    bounds, chosen = tuple([m for m, _ in ends[:-1]]), tuple([places[name] for _, name in ends])
+    return entry._replace(names=tuple(places), bounds=bounds, chosen=chosen)
 
 
 class Universal:

@@ -16,7 +16,7 @@ from typing import Any
 from ..container.errors import DAMAGE
 from ..device.driver import Driver
 from ..errors import KernelMiss, ProgramError, RecordError
-from ..gemm.universal import PREDICTED, AnyEntry, Universal
+from ..gemm.universal import PREDICTED, AnyEntry, PredictedEntry, Universal, beyond, trusted_to
 from ..program.operation import Asked, Operation, Signature
 from ..program.record import TensorArgument
 from ..tables.dispatch import Dispatch, Entry, record_mismatch, workspaces_of
@@ -41,6 +41,7 @@ class Entries:
         self._universals: list[tuple[Layer, Any]] = []  # read with `_dispatch`, the last layer's first
         self._predicted: OrderedDict[Signature, AnyEntry | None] = OrderedDict()  # by them
         self._owners: dict[tuple[Signature, str], Layer] = {}  # of entries, where there are several layers
+        self._beyond: dict[Signature, Entry] = {}  # tuned entries, with what is predicted at larger M
         # What keeps a function from serving, so that another of its entry does.
         self._damage: tuple[type[Exception], ...] = DAMAGE if options.on_damage == "torch" else ()
         self.passed_over: tuple[type[Exception], ...] = (Unfit, ProgramError, *self._damage)
@@ -101,11 +102,25 @@ class Entries:
         return self._predict(signature)
 
     def instead(self, entry: Entry) -> AnyEntry:
-        """An entry of the table, or, where it was never tuned, what is predicted by functions that were checked."""
-        if entry.state == "tuned":
+        """An entry of the table, with what is predicted at larger M than it can be trusted to; or, where it was never
+        tuned, only what is predicted. By functions that were checked, all of it."""
+        if entry.state != "tuned":
+            return self._predict_checked(entry) or entry
+        if trusted_to(entry) is None or self._options.require is not None or self._options.batch_invariant:
             return entry
+        found = self._beyond.get(entry.signature)
+        if found is None:
+            predicted = self._predict_checked(entry)
+            found = entry if predicted is None else beyond(entry, predicted)
+            self._beyond[entry.signature] = found  # one kind of GPU, so one entry
+        return found
+
+    def _predict_checked(self, entry: Entry) -> PredictedEntry | None:
+        """What is predicted for an entry's signature on its target, if the functions were checked."""
         predicted = self._predict(entry.signature)
-        return predicted if predicted is not None and self.checked_on(predicted) else entry
+        if not isinstance(predicted, PredictedEntry) or not self.checked_on(predicted):
+            return None
+        return predicted
 
     def _predict(self, signature: Signature) -> AnyEntry | None:
         """What the universal table of the last layer that can compute `signature` has for it."""
@@ -190,13 +205,24 @@ class Entries:
             return next(owners, self._layers.all[0])
         return self._owners.get((entry.signature, entry.target), self._layers.all[0])
 
+    def of_file(self, entry: AnyEntry, name: str) -> Function:
+        """The function `name`, which `entry` names, as it is in the file, whatever its record says."""
+        return self._owner(entry, name).function(name)
+
+    def _owner(self, entry: AnyEntry, name: str) -> Layer:
+        """The layer that a function of `entry` is from: the entry's, or that of what was predicted besides."""
+        layer = self.layer(entry)
+        if len(self._layers.all) == 1 or name in layer.archive.functions:
+            return layer
+        return next((other for other, _ in self._universals if name in other.archive.functions), layer)
+
     def function(self, entry: AnyEntry, name: str) -> Function:
         """The function `name`, which `entry` names, if its record can be what the entry says.
 
         Raises:
             Unfit: it was found damaged before, and the library goes on without it.
         """
-        layer = self.layer(entry)
+        layer = self._owner(entry, name)
         function = layer.function(name)
         if function.damage:
             raise Unfit(function.damage)
@@ -221,7 +247,7 @@ class Entries:
     def pass_over(self, entry: AnyEntry, name: str, error: Exception) -> str:
         """Note that a function of `entry` does not serve, for an error of `passed_over`; a line that says so."""
         if isinstance(error, DAMAGE):
-            self._note_damage(self.layer(entry).function(name), error)
+            self._note_damage(self.of_file(entry, name), error)
         return f"  {name}: {error}"
 
     def readable(self, function: Function) -> bool:
@@ -249,8 +275,8 @@ class Entries:
 
     def miss(self, entry: AnyEntry, m: int, reasons: Sequence[str]) -> KernelMiss:
         """That none of the functions of `entry` serves `m` rows, with a line for each."""
-        key, layer = entry.signature.key(), self.layer(entry)
-        word = "damaged" if any(layer.function(name).damage for name in entry.functions(m)) else "no kernel runs"
+        key = entry.signature.key()
+        word = "damaged" if any(self.of_file(entry, name).damage for name in entry.functions(m)) else "no kernel runs"
         return KernelMiss("\n".join([f"no kernel for {key} at M = {m} can run on this GPU:", *reasons]), word)
 
     def launch(self, asked: Asked, stream: int) -> tuple[Function, AnyPlan]:

@@ -200,7 +200,7 @@ class Preloader:
         """What may serve `m` rows, best first, read out of its archive; each found out when it is asked for."""
         entries = self._entries(entry)
         for name in best_first(entry, m):
-            if entries.readable(entries.layer(entry).function(name)):
+            if entries.readable(entries.of_file(entry, name)):
                 yield entries.function(entry, name)
 
     def _prepare(self, entry: AnyEntry, m: int, torch: Any) -> None:

@@ -36,7 +36,7 @@ _TABLE_FIELDS = frozenset({"schema", "gpus", "entries"})
 _TABLE_ABSENT = frozenset({"gpus"})
 _GPU_FIELDS = frozenset({"name", "multiprocessors", "memory_gbps"})
 # Of an entry: what may be absent is null or empty then, and is not written where it is.
-_ABSENT = frozenset({"gpu", "invariant", "torch_faster", "apart", "candidates", "timings"})
+_ABSENT = frozenset({"gpu", "tuned_to", "invariant", "torch_faster", "apart", "candidates", "timings"})
 _FIELDS = frozenset({"signature", "target", "state", "functions", "ranges"}) | _ABSENT
 
 
@@ -52,7 +52,8 @@ class Entry(NamedTuple):
     want equal bits at every M, which all of its functions give; None if there is none. `torch_faster` has the first and
     the last M (None: no last) of where torch was measured to be faster; `apart`, of where the same product without the
     activation, and the activation after it, were, among a layer's other kernels. `ranked` lists, for M values that were
-    looked at, functions from best to worst. `timings` is where the choice comes from, and opaque here.
+    looked at, functions from best to worst. `timings` is where the choice comes from, and opaque here. `tuned_to` is
+    the largest M that was measured, None where nobody knows.
     """
 
     signature: Any  # of the operation whose table it is
@@ -67,6 +68,7 @@ class Entry(NamedTuple):
     apart: tuple[tuple[int, int | None], ...]
     ranked: tuple[tuple[int, tuple[int, ...]], ...]
     timings: tuple[Any, ...]
+    tuned_to: int | None = None
 
     @property
     def ranges(self) -> tuple[tuple[int | None, str], ...]:
@@ -165,6 +167,7 @@ def write(entries: Iterable[Entry]) -> dict[str, Any]:
 def _write_entry(entry: Entry, gpus: Mapping[Gpu, int]) -> dict[str, Any]:
     may_be_absent = {
         "gpu": None if entry.gpu is None else gpus[entry.gpu],
+        "tuned_to": entry.tuned_to,
         "invariant": None if entry.invariant is None else _write_ranges(*entry.invariant),
         "torch_faster": [list(pair) for pair in entry.torch_faster],
         "apart": [list(pair) for pair in entry.apart],
@@ -227,6 +230,8 @@ def _read_entry(obj: Any, number: int, gpus: Sequence[Gpu], targets: Mapping[str
         _indexes([gpu], len(gpus), "gpus", f"{where} gpu")
     names = _read_names(table_list(obj["functions"], f"{where} functions"), target, targets, f"{where} functions")
     bounds, chosen = _read_ranges(obj["ranges"], len(names), f"{where} ranges")
+    if obj.get("tuned_to") is not None:
+        _ascending([obj["tuned_to"]], f"{where} tuned_to")
     invariant = None
     if obj.get("invariant") is not None:
         invariant = _read_ranges(obj["invariant"], len(names), f"{where} invariant")
@@ -248,6 +253,7 @@ def _read_entry(obj: Any, number: int, gpus: Sequence[Gpu], targets: Mapping[str
         _read_intervals(obj.get("apart", []), f"{where} apart"),
         ranked,
         tuple(table_list(obj.get("timings", []), f"{where} timings")),
+        obj.get("tuned_to"),
     )
 
 

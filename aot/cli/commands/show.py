@@ -76,6 +76,8 @@ def print_entry(entry: dict[str, Any], short_names: dict[str, str]) -> None:
         print_wrapped(f"gives way to {instead_words(entry['instead'])}{on}", rest="  ")
     if serves:
         _print_serving(serves, short_names)
+    if (begins := entry["predicted_from"]) is not None:
+        print(f"from M = {begins} on, twice what it was tuned to, the archive's form for any N and K serves")
     if "ranges" not in entry:
         return
     if entry["torch_faster"]:

@@ -99,7 +99,7 @@ class Plans:
         reasons = []
         closed = self.preloaded is not None and self.preloaded.covers(signature)
         for name in best_first(entry, m):
-            of_file = self._entries.layer(entry).function(name)
+            of_file = self._entries.of_file(entry, name)
             if closed and not (of_file.loaded or of_file.damage):
                 reasons.append(f"  {name}: was not loaded by preload(), after which nothing more is; give it this M")
                 continue
