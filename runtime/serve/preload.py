@@ -161,7 +161,7 @@ class Preloader:
         Raises:
             KernelMiss: one is not there, and it is not `those_there_are` that are wanted.
         """
-        entries = [entry for entry in there if asked.covers(entry.signature)]
+        entries = [self._entries(entry).extended(entry) for entry in there if asked.covers(entry.signature)]
         named = {entry.signature.key() for entry in entries}
         for key in sorted((asked.only or frozenset()) - named):
             for each in self._all():
