@@ -308,6 +308,7 @@ def _change_entry(rng: random.Random, content: Content) -> None:
     elif how == 9:
         ends = [rng.choice([*NUMBERS, None]) for _ in range(rng.choice([2, 4]))]
         entry["torch_faster"] = [ends[i : i + 2] for i in range(0, len(ends), 2)]
+        entry |= {"tuned_to": rng.choice([*NUMBERS, None]), "state": rng.choice(["tuned", "ranked"])}
     elif how == 10:
         names = entry["functions"]
         rng.choice([names.reverse, names.clear, lambda: names.append(rng.choice(WORDS)), lambda: names.extend(names)])()
