@@ -38,6 +38,8 @@ def floats(weights: dict[str, Any], activations: dict[str, Any]) -> dict[str, An
 
 
 MXFP4_WEIGHTS = {"num_bits": 4, "type": "float", "group_size": 32}
+MXFP4_GROUP = {**GROUP, "weights": MXFP4_WEIGHTS, "input_activations": MXFP4_WEIGHTS}
+MXFP4 = {**COMPRESSED, "format": "mxfp4-pack-quantized", "config_groups": {"group_0": MXFP4_GROUP}}
 AWQ = {
     "quant_method": "awq",
     "bits": 4,
@@ -55,11 +57,11 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc
         (MODELOPT, "e2m1", "nvfp4"),
         ({**MODELOPT, "quant_method": "modelopt_fp4"}, "e2m1", "nvfp4"),
         ({**MODELOPT, "ignore": None, "exclude_modules": ["lm_head"]}, "e2m1", "nvfp4"),
-        ({**MODELOPT, "quant_algo": "MXFP8"}, "e4m3", "mxfp8"),
+        ({**MODELOPT, "quant_algo": "MXFP8", "group_size": 32}, "e4m3", "mxfp8"),
         (COMPRESSED, "e2m1", "nvfp4"),
-        ({**COMPRESSED, "format": "mxfp4-pack-quantized"}, "e2m1", "mxfp4"),
+        (MXFP4, "e2m1", "mxfp4"),
         (
-            {**COMPRESSED, "config_groups": {"g": {**GROUP, "format": "mxfp4-pack-quantized"}}, "format": None},
+            {**MXFP4, "config_groups": {"g": {**MXFP4_GROUP, "format": "mxfp4-pack-quantized"}}, "format": None},
             "e2m1",
             "mxfp4",
         ),
@@ -145,6 +147,22 @@ def test_a_dtype_that_is_given_has_the_say() -> None:
     assert {gemm.signature.a for gemm in built.gemms} == {"bf16"}
 
 
+def test_a_scaling_that_is_not_the_checkpoints_is_warned_of() -> None:
+    (said,) = warnings(published("qwen3-8b", quantization_config=MODELOPT), scaling="mxfp4", targets=None)
+    assert "its weights are nvfp4, which no kernel for mxfp4 takes" in said
+
+
+def test_why_nothing_computes_a_layer_is_said_of_a_target_that_has_its_types() -> None:
+    refused(
+        published("qwen3-8b", quantization_config=MODELOPT),
+        "no kernel computes o: ",
+        "residual",
+        fuse=True,
+        targets=None,
+    )
+    refused(published("qwen3-8b"), "scaling nvfp4 is for", "give --dtype e2m1", scaling="nvfp4")
+
+
 def test_an_lm_head_that_is_quantised_too_is_said() -> None:
     (said,) = warnings(
         published("qwen3-8b", quantization_config={**MODELOPT, "ignore": ["model.visual*"]}), targets=None
@@ -185,6 +203,12 @@ def test_patterns_of_what_has_16_bits_anyway_are_no_obstacle(names: list[str]) -
         ({**COMPRESSED, "ignore": ["model.layers.3.mlp.up_proj"]}, "leaves 'model.layers.3.mlp.up_proj' in 16 bits"),
         ({**COMPRESSED, "ignore": ["re:(a+)+b"]}, "leaves out 're:(a+)+b', which is not read"),
         ({**COMPRESSED, "format": "int-quantized"}, "is supported, found 'int-quantized'"),
+        ({**COMPRESSED, "format": ["nvfp4-pack-quantized"]}, "is supported, found ['nvfp4-pack-quantized']"),
+        ({**MODELOPT, "group_size": 32}, "of modelopt's NVFP4, group_size 16 is supported, found 32"),
+        ({**COMPRESSED, "format": "mxfp4-pack-quantized"}, "weights, group_size 32 is supported, found 16"),
+        ({**MXFP4, "format": "nvfp4-pack-quantized"}, "weights, group_size 16 is supported, found 32"),
+        ({**AWQ, "version": ["gemm"]}, "of awq, version ['gemm'] has another layout"),
+        ({"bits": 4}, "weights quantised by a method that is not named"),
         ({**COMPRESSED, "format": "float-quantized"}, "of float-quantized weights, num_bits 8 is supported, found 4"),
         (floats(FP8_WEIGHTS, {**FP8_TOKENS, "symmetric": False}), "input_activations, symmetric True is supported"),
         (floats({**FP8_WEIGHTS, "dynamic": True}, FP8_TOKENS), "weights, dynamic False is supported, found True"),

@@ -217,6 +217,12 @@ def test_experts_that_cannot_be_in_4_bits_are_refused(tp: int, arguments: dict[s
     refused(OSS, words, tp=tp, scaling="mxfp4_weight", **arguments)
 
 
+def test_a_target_without_the_scaling_is_refused_also_of_layers_with_biases() -> None:
+    config = {name: value for name, value in OSS.items() if name != "quantization_config"}
+    words = "no kernel computes qkv, o on sm_100a", "name another target"
+    refused(config, *words, scaling="mxfp4_weight", targets=("sm_100a",))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

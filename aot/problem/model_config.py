@@ -23,7 +23,7 @@ Vision towers are other models and not covered.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from runtime.errors import RecordError
@@ -113,7 +113,11 @@ def manifest_from_config(
     ranks = Ranks(wanted.tp, wanted.ep)
     if obstacle := _obstacle(found, ranks, layers):
         valid = [t for t in range(1, MAX_RANKS + 1) if _obstacle(found, Ranks(t, wanted.ep), layers) is None]
-        found.fail(f"{obstacle}; tp values that fit this model: {', '.join(map(str, valid)) or 'none'}")
+        fit = f"; tp values that fit this model: {', '.join(map(str, valid))}" if valid else ""
+        without = replace(layers, experts=None)
+        if not fit and layers.experts and _obstacle(found, ranks, without) is None and "--no-experts" not in obstacle:
+            fit = "; --no-experts leaves experts out"
+        found.fail(f"{obstacle}{fit}")
     ms = tuple(sorted(set(wanted.tokens)))
     few = tuple(m for m in ms if m <= MOST_LOGITS) or ms[:1]
     gemms = tuple(
@@ -141,7 +145,7 @@ def manifest_from_config(
             every: list[Gemm | Use] = [*gemms, *uses]
             for item in every:
                 if not computing(item.signature):
-                    found.fail(f"no kernel computes {item.name}: {why_none(_NEAREST, item.signature)}")
+                    found.fail(f"no kernel computes {item.name}: {why_none(_nearest(item), item.signature)}")
             instead = "leave --fuse out, or name targets" if wanted.fuse else "name targets"
             found.fail(f"no target has kernels for all of these layers; {instead}")
     else:
@@ -157,6 +161,14 @@ def manifest_from_config(
     )
 
 
+def _nearest(item: Gemm | Use) -> str:
+    """A target to say of why it does not compute something: one that computes it with no epilogue, if there is one."""
+    if isinstance(item, Use):
+        return _NEAREST
+    plain = replace(item.signature, epilogue="none")
+    return next((target for target in (_NEAREST, *TARGETS) if variants(target, plain)), _NEAREST)
+
+
 def _check_served(
     found: Model, items: Sequence[Gemm | Use], wanted: Wanted, targets: Iterable[str], on_warning: Callable[[str], None]
 ) -> None:
@@ -164,7 +176,7 @@ def _check_served(
     biases, or its experts, are in the way, say so: a build leaves these layers out."""
     for target in targets:
         unserved = [item for item in items if not variants(target, item.signature)]
-        own = [i for i in unserved if isinstance(i, Use) or i.signature.epilogue == Epilogue(bias=True).word()]
+        own = [i for i in unserved if isinstance(i, Use) or _lacks_bias_alone(target, i.signature)]
         others = [item for item in unserved if item not in own]
         if not unserved:
             continue
@@ -175,6 +187,12 @@ def _check_served(
             another = "; name another target" if any(computing(item.signature) for item in of) else ""
             found.fail(f"{said}{another}{', or leave --fuse out' if wanted.fuse else ''}")
         on_warning(f"{found.source}: {said}; a build leaves them out there")
+
+
+def _lacks_bias_alone(target: str, signature: Signature) -> bool:
+    """Whether a target computes the product of a layer with a bias, and not that with it."""
+    biased = signature.epilogue == Epilogue(bias=True).word()
+    return biased and bool(variants(target, replace(signature, epilogue="none")))
 
 
 def model_name(source: str, tp: int, dtype: str, fuse: bool = False, ep: int = 1) -> str:
@@ -265,7 +283,9 @@ def _layers(found: Model, wanted: Wanted, on_warning: Callable[[str], None]) -> 
     _say_what_is_dropped(found, wanted, dtype, scaling, on_warning)
     types = _types(dtype, scaling)
     if problem := unsupported_scaling(types[0], scaling, types[1]):
-        found.fail(f"scaling {problem}; leave it out")
+        others = [word for word in DTYPES if scaling in scalings_of(DTYPES[word][0])]
+        given = f"give --dtype {' or '.join(others)}" if others and wanted.scaling is not None else "leave it out"
+        found.fail(f"scaling {problem}; {given}")
     asks = found.experts if wanted.experts else None
     experts_scaling = scaling
     if scaling == found.experts_in:
@@ -290,7 +310,7 @@ def _say_what_is_dropped(
             f"{found.source}: its weights are {found.scaling}, and the manifest is for others, in {dtype}; leave "
             "--dtype out for them as they are"
         )
-    elif SCALINGS[scaling].of_b and SCALINGS[found.scaling].of_b:
+    else:
         on_warning(f"{found.source}: its weights are {found.scaling}, which no kernel for {scaling} takes")
 
 

@@ -71,7 +71,10 @@ def command(
     ] = None,
     candidates: Annotated[
         int | None,
-        typer.Option(min=1, help="Kernels for a problem at each M of its manifest, default 8; for a form, default 40."),
+        typer.Option(
+            min=1,
+            help="Kernels for a problem at each M of its manifest and between them, default 8; for a form, default 40.",
+        ),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes that compile. Default: usable cores.")] = None,
     cache: Annotated[

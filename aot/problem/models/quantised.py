@@ -19,10 +19,14 @@ _USUAL = {"fmt": "e4m3", "activation_scheme": "dynamic"}
 OF_EXPERTS = "mxfp4"  # what configs call the method by which experts alone are in MXFP4
 _BY_HAND = "use the config of the unquantised model and give --dtype, or write the manifest by hand: docs/manifests.md"
 
-_NO_KERNEL = "no kernel takes it: leave these layers to the server, or quantise in groups of 128 without act-order"
+_NO_KERNEL = (
+    "no kernel takes it: leave these layers to the server, or take a checkpoint in 4 bits and groups of 128, in AWQ's "
+    "version gemm with zero points, or of GPTQ without act-order"
+)
 
 # What checkpoints in few bits call the formats that a manifest can follow, and the scaling that each is.
 _MODELOPT = {"NVFP4": "nvfp4", "MXFP8": "mxfp8", "FP8": "tensor"}
+_GROUPS = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}  # elements to a scale; also what is meant where nothing is said
 _COMPRESSED = {"nvfp4-pack-quantized": "nvfp4", "mxfp4-pack-quantized": "mxfp4"}
 
 # Of compressed-tensors in fp8, how scales of weights and of activations are spread, and the scaling that is; where
@@ -79,7 +83,12 @@ def scaling_of_weights(fields: Fields) -> tuple[str, list[str]]:
     elif method == "compressed-tensors":
         scaling, kept = _compressed_tensors(fields, found)
     else:
-        fields.fail(f"{fields.name(FIELD)} is present: weights quantised by {short(method)}; {_BY_HAND}")
+        by = (
+            "weights quantised by a method that is not named"
+            if method is None
+            else f"weights quantised by {short(method)}"
+        )
+        fields.fail(f"{fields.name(FIELD)} is present: {by}; {_BY_HAND}")
     _refuse_kept(fields, kept)
     if any(fnmatchcase("lm_head", glob) for glob in map(_glob, kept) if glob):
         return scaling, []
@@ -121,8 +130,8 @@ def _gptq(fields: Fields, found: Mapping[str, Any]) -> str:
 def _awq(fields: Fields, found: Mapping[str, Any]) -> str:
     """The scaling of a checkpoint of AWQ. A module that it leaves out is a part of the names of those meant."""
     _refuse_others(fields, "awq", _AWQ, found)
-    if str(found.get("version")).lower().startswith(_AWQ_IN_ROWS):
-        said = f"of awq, version {short(found['version'])} has another layout"
+    if not isinstance(version := found.get("version") or "gemm", str) or version.lower().startswith(_AWQ_IN_ROWS):
+        said = f"of awq, version {short(version)} has another layout"
         fields.fail(f"{fields.name(FIELD)} is present: {said}; {_NO_KERNEL}")
     for module in _names(fields, found, "modules_to_not_convert"):
         if any(f".{module}." in f".{name}." for name in _PROBES):
@@ -154,6 +163,7 @@ def _modelopt(fields: Fields, found: Mapping[str, Any]) -> tuple[str, list[str]]
     if not isinstance(algorithm, str) or algorithm not in _MODELOPT:
         said = f"of modelopt, quant_algo {' or '.join(_MODELOPT)} is supported, found {short(algorithm)}"
         fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
+    _check_group(fields, _MODELOPT[algorithm], f"modelopt's {algorithm}", found)
     return _MODELOPT[algorithm], [
         name for field in ("ignore", "exclude_modules") for name in _names(fields, found, field)
     ]
@@ -168,20 +178,32 @@ def _compressed_tensors(fields: Fields, found: Mapping[str, Any]) -> tuple[str, 
         said = "of compressed-tensors, one group with targets ['Linear'] is supported"
         fields.fail(f"{fields.name(FIELD)} is present: {said}, found {short(groups)}; {_BY_HAND}")
     layout = scheme.get("format") or found.get("format")
+    if not isinstance(layout, str):
+        layout = ""
     if layout in _WEIGHTS and scheme.get("input_activations") is None:
         return _of_weights_alone(fields, layout, scheme.get("weights")), _names(fields, found, "ignore")
     if layout == _FLOATS:
         return _of_floats(fields, scheme), _names(fields, found, "ignore")
-    if not isinstance(layout, str) or layout not in _COMPRESSED:
+    if layout not in _COMPRESSED:
         known = " or ".join(dict.fromkeys([*_COMPRESSED, *_WEIGHTS, _FLOATS]))
-        said = f"of compressed-tensors, format {known} is supported, found {short(layout)}"
+        said = f"of compressed-tensors, format {known} is supported, found "
+        said += short(scheme.get("format") or found.get("format"))
         fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
     for part in ("weights", "input_activations"):
         numbers = scheme.get(part)
         if not isinstance(numbers, dict) or (numbers.get("num_bits"), numbers.get("type")) != (4, "float"):
             said = f"{part} must be floats of 4 bits, found {short(numbers)}"
             fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
+        _check_group(fields, _COMPRESSED[layout], f"{layout} {part}", numbers)
     return _COMPRESSED[layout], _names(fields, found, "ignore")
+
+
+def _check_group(fields: Fields, scaling: str, of: str, numbers: Mapping[str, Any]) -> None:
+    """Raise where a scale is for other than so many elements as the scaling has."""
+    size = numbers.get("group_size")
+    if scaling in _GROUPS and size not in (None, _GROUPS[scaling]):
+        said = f"of {of}, group_size {_GROUPS[scaling]} is supported, found {short(size)}"
+        fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
 
 
 def _of_floats(fields: Fields, scheme: Mapping[str, Any]) -> str:
