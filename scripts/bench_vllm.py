@@ -130,23 +130,20 @@ def _beside_stock(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         files = {(m, name): Path(folder) / f"{i}_{name}.json" for i, m in enumerate(options.model) for name in BOTH}
         commands = {}
-        for (model, name), file in files.items():
+        for i, ((model, name), file) in enumerate(files.items()):
             more = of_served if name == SERVED else []
             words = [str(model), *_of_one_engine(options), *more, "--out", str(file)]
-            commands[f"{model.name}, {name}"] = [sys.executable, __file__, *words]
+            commands[f"{i // len(BOTH)} {model.name}, {name}"] = [sys.executable, __file__, *words]
         statuses = turns.run(commands, options.timeout)
         found = {key: json.loads(file.read_text()) for key, file in files.items() if file.exists()}
-    for name, status in statuses.items():
+    for what, status in statuses.items():
         if status:
-            why = (
-                f"exit status {status}" if status > 0 else f"ended by force; not all were done in {options.timeout:g} s"
-            )
-            print(f"{name}: {why}")
+            print(f"{what}: " + (f"exit status {status}" if status > 0 else f"ended by signal {-status}"))
     done = [model for model in options.model if all((model, name) in found for name in BOTH)]
     if done:
         environment = found[done[0], STOCK]["environment"]
         write(options.out, environment, runs=[_of_both(*(found[m, name] for name in BOTH)) for m in done])
-    return 1 if any(statuses.values()) else 0
+    return 1 if any(statuses.values()) or len(done) < len(options.model) else 0
 
 
 def _of_one_engine(options: argparse.Namespace) -> list[str]:
@@ -382,13 +379,13 @@ def drawn_prompts(count: int, tokens: int, seed: int | str) -> list[list[int]]:
 def _decode(engine: Any, batch: int, repeat: int, tokens: int) -> float:
     """Output tokens a second after the first of each sequence: the time of `tokens` less that of one."""
     first_s, _ = _generate(engine, drawn_prompts(batch, PROMPT_TOKENS, f"{repeat} first"), max_tokens=1)
-    all_s, _ = _generate(engine, drawn_prompts(batch, PROMPT_TOKENS, repeat), max_tokens=tokens)
+    all_s, _ = _generate(engine, drawn_prompts(batch, PROMPT_TOKENS, f"{repeat} all"), max_tokens=tokens)
     return batch * (tokens - 1) / (all_s - first_s)
 
 
 def _prefill(engine: Any, tokens: int, repeat: int) -> float:
     """Seconds from a prompt to its first token."""
-    return _generate(engine, drawn_prompts(1, tokens, repeat), max_tokens=1)[0]
+    return _generate(engine, drawn_prompts(1, tokens, f"{repeat} prefill"), max_tokens=1)[0]
 
 
 def _answers(engine: Any) -> dict[str, Any]:

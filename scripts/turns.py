@@ -3,13 +3,13 @@ as a GPU's clock, changes for all alike."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 FLAG = "--turns"  # of a command that takes turns; what follows it is for `Turns`
@@ -22,7 +22,7 @@ class Turns:
     def __init__(self, given: str | None = None) -> None:
         self._ends = [int(word) for word in given.split(",")] if given else None
 
-    @contextmanager
+    @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Wait for one. It ends where the next is asked for, or the process ends."""
         if self._ends:
@@ -46,6 +46,7 @@ class _Taker:
             if ready:
                 return bool(os.read(self.read, 1))
             if self.process.poll() is not None:
+                kill(self.process)  # what it left, which would disturb the others
                 return False
             if time.monotonic() > end:
                 kill(self.process)
@@ -73,7 +74,8 @@ def _give(takers: Mapping[str, _Taker], end: float) -> None:
     asking = [name for name in takers if takers[name].asks(end)]
     while asking:
         for name in list(asking):
-            os.write(takers[name].write, b".")
+            with contextlib.suppress(BrokenPipeError):  # it ended after it had asked
+                os.write(takers[name].write, b".")
             if not takers[name].asks(end):
                 asking.remove(name)
     for each in takers.values():
@@ -94,7 +96,7 @@ def _started(command: Sequence[str]) -> _Taker:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End it and all that it started; nothing if it has ended."""
-    if process.poll() is None:
+    """End it, if it has not, and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process.wait()

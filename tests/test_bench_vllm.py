@@ -155,8 +155,8 @@ def test_each_model_runs_without_and_with_the_archives(
 ) -> None:
     status, commands, document = run_both(monkeypatch, tmp_path, (0, 0, 0, 0))
     assert status == 0
-    assert list(commands) == ["a, stock", "a, served", "b, stock", "b, served"]
-    stock, served = (bench_vllm._options().parse_args(commands[f"b, {name}"][2:]) for name in bench_vllm.BOTH)
+    assert list(commands) == ["0 a, stock", "0 a, served", "1 b, stock", "1 b, served"]
+    stock, served = (bench_vllm._options().parse_args(commands[f"1 b, {name}"][2:]) for name in bench_vllm.BOTH)
     assert stock.model == served.model == [tmp_path / "b"]
     assert (stock.layers, stock.batches, stock.unquantised) == (3, [1, 16], False)
     assert stock.engine == {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 5}
@@ -172,7 +172,7 @@ def test_each_model_runs_without_and_with_the_archives(
 
 
 @pytest.mark.parametrize(
-    ("statuses", "says"), [((0, 0, 0, 1), "b, served: exit status 1"), ((0, 0, -9, 0), "b, stock: ended by force")]
+    ("statuses", "says"), [((0, 0, 0, 1), "b, served: exit status 1"), ((0, 0, -9, 0), "b, stock: ended by signal 9")]
 )
 def test_what_fails_or_takes_too_long_is_status_1_and_the_rest_is_kept(
     monkeypatch: pytest.MonkeyPatch,

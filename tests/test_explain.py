@@ -214,12 +214,15 @@ def test_a_form_is_explained_by_what_it_predicts(run: Run, tmp_path: Path) -> No
 
 def test_beyond_what_an_entry_was_tuned_to_a_form_is_explained(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "both.aot"
-    universal_archives.write(path, [entry(signature(512, 512), [(None, "few")], tuned_to=40)])
+    equal = [(None, "wide")]
+    universal_archives.write(path, [entry(signature(512, 512), [(None, "few")], tuned_to=40, invariant=equal)])
     found = {m: answer(run, path, "--n", 512, "--k", 512, "--m", m) for m in (80, 81)}
     assert {m: (of["state"], of["function"]["name"]) for m, of in found.items()} == {
         80: ("tuned", "few"),
         81: ("predicted", "many"),
     }
+    assert {of["equal_bits"] for of in found.values()} == {"wide"}, "callers who want those get no prediction"
+    assert answer(run, path, "shared", "--m", 9000)["key"] == found[80]["key"]
     key = found[80]["key"]
     (shown,) = json.loads(run("show", path, key, "--m", 80, "--m", 81, "--m", 9000, "--json").out)["entries"]
     assert shown["predicted_from"] == 81

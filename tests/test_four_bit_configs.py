@@ -204,6 +204,18 @@ def test_patterns_of_what_has_16_bits_anyway_are_no_obstacle(names: list[str]) -
         ({**COMPRESSED, "ignore": ["re:(a+)+b"]}, "leaves out 're:(a+)+b', which is not read"),
         ({**COMPRESSED, "format": "int-quantized"}, "is supported, found 'int-quantized'"),
         ({**COMPRESSED, "format": ["nvfp4-pack-quantized"]}, "is supported, found ['nvfp4-pack-quantized']"),
+        (
+            {**MODELOPT, "config_groups": {"group_0": {"weights": {"group_size": 32}}}},
+            "of modelopt's NVFP4, group_size 16 is supported, found 32",
+        ),
+        (
+            {
+                "quant_method": "fp8",
+                "activation_scheme": "static",
+                "ignored_layers": ["model.layers.0.self_attn.o_proj"],
+            },
+            "leaves 'model.layers.0.self_attn.o_proj' in 16 bits",
+        ),
         ({**MODELOPT, "group_size": 32}, "of modelopt's NVFP4, group_size 16 is supported, found 32"),
         ({**COMPRESSED, "format": "mxfp4-pack-quantized"}, "weights, group_size 32 is supported, found 16"),
         ({**MXFP4, "format": "nvfp4-pack-quantized"}, "weights, group_size 16 is supported, found 32"),

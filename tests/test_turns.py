@@ -57,6 +57,22 @@ def test_a_process_that_ends_before_its_turn_stops_no_other(tmp_path: Path) -> N
     assert turns.run(takers, 60) == {"a": 0, "broken": 4}
 
 
+def test_a_process_that_ends_after_it_asked_stops_no_other(tmp_path: Path) -> None:
+    asks = f"import os, sys; sys.path.insert(0, {str(ROOT / 'scripts')!r}); import turns"
+    asks += "; os.write(int(sys.argv[sys.argv.index(turns.FLAG) + 1].split(',')[1]), b'.')"
+    takers = {"gone": [sys.executable, "-c", asks], **commands(tmp_path / "log", a=(2, 1.5))}
+    assert turns.run(takers, 60) == {"gone": 0, "a": 0}
+
+
+def test_what_a_process_leaves_behind_is_ended(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    program = f"import subprocess; print(subprocess.Popen(['sleep', '60']).pid, file=open({str(pid)!r}, 'w'))"
+    assert turns.run({"leaves": [sys.executable, "-c", program]}, 60) == {"leaves": 0}
+    time.sleep(0.2)
+    state = Path(f"/proc/{pid.read_text().strip()}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
 def test_what_is_late_is_ended_with_what_it_started(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     program = (

@@ -209,7 +209,9 @@ def test_a_tuned_entry_wins_over_the_model_whatever_the_order(
 
 def tuned_and_universal(folder: Path, driver: RecordingDriver, **options: Any) -> Library:
     """An archive with an entry that was tuned up to M = 40, layered on a universal one."""
-    rows = [entry(signature(512, K), [(16, "least"), (None, "tuned")], tuned_to=40, torch_faster=[(30, 35)])]
+    rows = [
+        entry(signature(512, K), [(16, "least"), (None, "tuned")], tuned_to=40, torch_faster=[(30, 35), (70, None)])
+    ]
     driver.kernels |= write(folder / "universal.aot")
     driver.kernels |= write_archive(folder / "tuned.aot", [gemm_record("least"), gemm_record("tuned")], rows)
     return Library(open_archives([folder / "universal.aot", folder / "tuned.aot"]), driver, **options)
@@ -225,13 +227,16 @@ def test_the_model_chooses_at_twice_the_rows_that_an_entry_was_tuned_to(
         17: "tuned",
         80: "tuned",
         81: "many",
-        900: "many",
+        1000: "many",
+        1001: "shared",
         1200: "shared",
         9000: "shared",
     }
     assert {m: launched(lib, driver, 512, m) for m in names} == names
     found = lib.entry(of(512))
-    assert (found.state, found.best(9000), found.torch_is_faster(33)) == ("tuned", "shared", True)
+    assert (found.state, found.best(9000), found.best(40_000)) == ("tuned", "shared", "shared")
+    assert [found.torch_is_faster(m) for m in (33, 36, 80, 81)] == [True, False, True, False]
+    assert found.torch_faster == ((30, 35), (70, 80))
     assert found.functions(100)[0] == "many"
     assert {"tuned", "least"} <= set(found.functions(100)), "tried where the device cannot run what is predicted"
 
@@ -243,6 +248,16 @@ def test_what_the_model_chooses_beyond_an_entry_is_preloaded(tmp_path: Path, dri
     assert [launched(lib, driver, 512, m) for m in (8, 500)] == ["least", "many"]
     assert (lib.stats().loads, lib.stats().plans_made) == (loads, plans)
     assert [launched(lib, driver, 512, m) for m in (81, 5000)] == ["many", "shared"]
+    assert lib.stats().loads == loads
+
+
+def test_preload_of_all_takes_as_many_tuned_entries_as_before(tmp_path: Path, driver: RecordingDriver) -> None:
+    """Functions of forms are loaded, all of them, so entries need not be tried where these go before them."""
+    rows = [entry(signature(8 * i, K), [(None, "few")], tuned_to=40) for i in range(1, 600)]
+    lib = library(tmp_path, driver, rows)
+    assert set(lib.preload()) == set(NAMES)
+    loads = lib.stats().loads
+    assert [launched(lib, driver, 512, m) for m in (80, 81, 9000)] == ["few", "many", "shared"]
     assert lib.stats().loads == loads
 
 

@@ -106,9 +106,14 @@ def _answer(archive: Archive, serving: Serving, signature: Any, place: Place, m:
         "runners_up": _runners_up(short, name, entry, m, times),
         "functions": len(times) or len(entry.names),
         "rejected": [{"name": name, "reason": reason} for name, reason in of.rejected.items()] if of else [],
-        "equal_bits": None if entry.invariant is None else entry.only_invariant().best(m),
+        "equal_bits": _equal_bits(serving.find(signature, place), m),
         "checked_on": _checked_on(serving, entry),
     }
+
+
+def _equal_bits(entry: AnyEntry | None, m: int) -> str | None:
+    """What serves callers who want equal bits at every M: the table's entry, also where another gives way to a form."""
+    return None if entry is None or entry.invariant is None else entry.only_invariant().best(m)
 
 
 def _predicted(entry: AnyEntry, m: int) -> dict[str, Time]:

@@ -113,15 +113,12 @@ def _predicted(archive: Archive, name: str, names: Mapping[str, list[str]], toke
     return found
 
 
-def _predict_beyond(
-    archive: Archive, entry: Entry, precedence: Precedence, begins: int, choices: list[dict[str, Any]]
-) -> None:
+def _predict_beyond(entry: Entry, precedence: Precedence, begins: int, choices: list[dict[str, Any]]) -> None:
     """Put in what is predicted where a tuned entry gives way to that; no time of it was measured."""
-    assert precedence.universal is not None  # which predicts it
-    (of,) = forms.predicted(archive, precedence.universal, entry.signature, [c["m"] for c in choices], entry.target)
-    for choice, predicted in zip(choices, of["choices"], strict=True):
+    predicted = precedence.predicted_for(entry)
+    for choice in choices:
         if choice["m"] >= begins:
-            choice.update(function=predicted["function"], us=None)
+            choice.update(function=predicted.best(choice["m"]), us=None)
 
 
 def _entry(
@@ -145,7 +142,7 @@ def _entry(
     if instead is None:
         found["serves"] = serving(entry, tokens) if tokens else None
         if tokens and begins is not None and max(tokens) >= begins:
-            _predict_beyond(archive, entry, precedence, begins, found["serves"]["choices"])
+            _predict_beyond(entry, precedence, begins, found["serves"]["choices"])
     elif instead["form"] is not None:
         assert precedence.universal is not None  # which has the form
         (found["serves"],) = forms.predicted(

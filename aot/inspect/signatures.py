@@ -11,6 +11,7 @@ from runtime.errors import AotError
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.program.operation import operation
+from runtime.tables.table import Entry
 
 from ..search.operation import names as operation_names
 from ..suggest import did_you_mean
@@ -66,15 +67,22 @@ def _named(archive: Archive, serving: Serving, layer: str, m: int) -> list[Any]:
 
 
 def _served_by(archive: Archive, serving: Serving, function: str, m: int) -> list[Any]:
-    served = [
-        e.signature for e in serving.entries if e.best(m) == function and serving.precedence.instead_of(e) is None
-    ]
+    served = [e.signature for e in serving.entries if _serves(serving, e, m) == function]
     if not served:
         raise UnknownName(
             f"{archive.path}: {function} serves no layer at M = {m}; "
             f"`aot show {shlex.quote(str(archive.path))} {function}` describes it"
         )
     return list(dict.fromkeys(served))
+
+
+def _serves(serving: Serving, entry: Entry, m: int) -> str | None:
+    """The function that serves `m` rows where an entry is looked up; None where another entry, or a form, always goes
+    before it."""
+    if serving.precedence.instead_of(entry) is not None:
+        return None
+    begins = serving.precedence.predicted_from(entry)
+    return (entry if begins is None or m < begins else serving.precedence.predicted_for(entry)).best(m)
 
 
 def of_key(key: str) -> Any:

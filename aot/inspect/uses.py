@@ -38,7 +38,9 @@ def uses_in(
         if m is None:
             of[CANDIDATE].update(entry.names)
         if precedence.instead_of(entry) is None:
-            of[SERVES].update(_serving(entry, m))
+            begins = precedence.predicted_from(entry)
+            if m is None or begins is None or m < begins:
+                of[SERVES].update(_serving(entry, m))
             of[EQUAL_BITS].update(() if entry.invariant is None else _serving(entry.only_invariant(), m))
     of[FORM].update(f.name for form in forms for f in form.functions)
     found: dict[str, str] = {}

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.container.archive import Archive
-from runtime.gemm.universal import UniversalForm, trusted_to
+from runtime.gemm.universal import PredictedEntry, UniversalForm, trusted_to
 from runtime.program.operation import operation
 from runtime.tables.table import Entry
 
 from . import forms
+from .kinds import usual
 from .tables import operation_entries
 
 
@@ -44,8 +45,17 @@ class Precedence:
 
     def predicted_from(self, entry: Entry) -> int | None:
         """The least M at which a tuned entry gives way to what is predicted; None if it never does."""
-        last = trusted_to(entry)
-        return None if last is None or self._checked_form(entry) is None else last + 1
+        last, found = trusted_to(entry), self._checked_form(entry)
+        return None if last is None or found is None or found[0].target != entry.target else last + 1
+
+    def predicted_for(self, entry: Entry) -> PredictedEntry:
+        """What is predicted for a tuned entry that has an M from which it gives way to that."""
+        where = forms.capability(entry.target)
+        found = None
+        if self.universal is not None:
+            found = self.universal.entry(entry.signature, where, entry.gpu or usual(where))
+        assert found is not None, "a form has it"
+        return found
 
     def _checked_form(self, entry: Entry) -> tuple[UniversalForm, tuple[str, ...]] | None:
         """The form that can serve an entry's signature, and the GPUs on which its functions were checked, if any."""

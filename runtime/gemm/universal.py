@@ -225,26 +225,58 @@ class PredictedEntry:
         return min(losses, key=losses.__getitem__)
 
 
-AnyEntry = Entry | PredictedEntry  # what a library serves
-
-
 def trusted_to(entry: Entry) -> int | None:
     """The largest M at which the choice of a tuned entry goes before what is predicted; None where that is every M."""
     return None if entry.state != "tuned" or entry.tuned_to is None else _TRUSTED * entry.tuned_to
 
 
-def beyond(entry: Entry, predicted: PredictedEntry) -> Entry:
-    """An entry that, at larger M than `trusted_to` it, has the functions that are predicted for them."""
-    last = trusted_to(entry)
-    likely = [] if last is None else [m for m in predicted.likely() if m > last]
-    if last is None or not likely:
-        return entry
-    ranges: list[tuple[int, str]] = [(m, name) for m, name in entry.ranges if m is not None and m < last]
-    ranges += [(last, entry.best(last)), *((m, predicted.best(m)) for m in likely)]
-    ends = [(m, name) for (m, name), (_, after) in zip(ranges, [*ranges[1:], (0, "")], strict=True) if name != after]
-    places = {name: place for place, name in enumerate(dict.fromkeys([*entry.names, *(name for _, name in ends)]))}
-    bounds, chosen = tuple([m for m, _ in ends[:-1]]), tuple([places[name] for _, name in ends])
-    return entry._replace(names=tuple(places), bounds=bounds, chosen=chosen)
+class ExtendedEntry:
+    """A tuned entry that serves up to the M that it can be trusted to, `last`, and what is predicted, beyond.
+
+    Of the latter nothing was measured, torch neither. `ranges`, `apart`, `timings` and what serves callers who want
+    equal bits are those of the entry.
+    """
+
+    def __init__(self, tuned: Entry, predicted: PredictedEntry, last: int) -> None:
+        self.tuned, self.predicted, self.last = tuned, predicted, last
+        self.signature, self.target, self.gpu, self.state = tuned.signature, tuned.target, tuned.gpu, tuned.state
+        self.candidates, self.timings, self.apart = tuned.candidates, tuned.timings, tuned.apart
+        self.ranges, self.bounds, self.invariant = tuned.ranges, tuned.bounds, tuned.invariant
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The functions of both."""
+        return tuple(dict.fromkeys((*self.tuned.names, *self.predicted.names)))
+
+    @property
+    def torch_faster(self) -> tuple[tuple[int, int | None], ...]:
+        """The first and the last M of where torch was measured to be faster."""
+        pairs = [(first, last) for first, last in self.tuned.torch_faster if first <= self.last]
+        return tuple([(first, self.last if last is None else min(last, self.last)) for first, last in pairs])
+
+    def at(self, m: int) -> Entry | PredictedEntry:
+        """That of the two which serves `m` rows."""
+        return self.tuned if m <= self.last else self.predicted
+
+    def best(self, m: int) -> str:
+        """The function for `m` rows."""
+        return self.at(m).best(m)
+
+    def functions(self, m: int) -> tuple[str, ...]:
+        """The function for `m` rows, then what to try where the device cannot run it, the tuned entry's last."""
+        first = self.at(m).functions(m)
+        return tuple(dict.fromkeys((*first, *self.tuned.functions(m))))[:MAX_CALL_FUNCTIONS]
+
+    def torch_is_faster(self, m: int) -> bool:
+        """Whether torch's own kernel was measured to be faster at `m`, or at M values around it."""
+        return m <= self.last and self.tuned.torch_is_faster(m)
+
+    def only_invariant(self) -> Entry:
+        """The entry with what `invariant`, which must be there, has, and nothing else."""
+        return self.tuned.only_invariant()
+
+
+AnyEntry = Entry | PredictedEntry | ExtendedEntry  # what a library serves
 
 
 class Universal:

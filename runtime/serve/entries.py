@@ -16,7 +16,7 @@ from typing import Any
 from ..container.errors import DAMAGE
 from ..device.driver import Driver
 from ..errors import KernelMiss, ProgramError, RecordError
-from ..gemm.universal import PREDICTED, AnyEntry, PredictedEntry, Universal, beyond, trusted_to
+from ..gemm.universal import PREDICTED, AnyEntry, ExtendedEntry, PredictedEntry, Universal, trusted_to
 from ..program.operation import Asked, Operation, Signature
 from ..program.record import TensorArgument
 from ..tables.dispatch import Dispatch, Entry, record_mismatch, workspaces_of
@@ -41,7 +41,7 @@ class Entries:
         self._universals: list[tuple[Layer, Any]] = []  # read with `_dispatch`, the last layer's first
         self._predicted: OrderedDict[Signature, AnyEntry | None] = OrderedDict()  # by them
         self._owners: dict[tuple[Signature, str], Layer] = {}  # of entries, where there are several layers
-        self._beyond: dict[Signature, Entry] = {}  # tuned entries, with what is predicted at larger M
+        self._extended: dict[Signature, AnyEntry] = {}  # tuned entries, with what is predicted at larger M
         # What keeps a function from serving, so that another of its entry does.
         self._damage: tuple[type[Exception], ...] = DAMAGE if options.on_damage == "torch" else ()
         self.passed_over: tuple[type[Exception], ...] = (Unfit, ProgramError, *self._damage)
@@ -103,27 +103,26 @@ class Entries:
 
     def instead(self, entry: Entry) -> AnyEntry:
         """An entry of the table, or, where it was never tuned, what is predicted by functions that were checked."""
-        return entry if entry.state == "tuned" else self._predict_checked(entry) or entry
+        return entry if entry.state == "tuned" else self._predict_checked(entry.signature) or entry
 
     def extended(self, entry: AnyEntry) -> AnyEntry:
         """The same with what is predicted by functions that were checked, at larger M than it can be trusted to."""
-        if not isinstance(entry, Entry) or trusted_to(entry) is None:
+        if not isinstance(entry, Entry) or (last := trusted_to(entry)) is None:
             return entry
         if self._options.require is not None or self._options.batch_invariant:
             return entry
-        found = self._beyond.get(entry.signature)
+        found = self._extended.get(entry.signature)
         if found is None:
-            predicted = self._predict_checked(entry)
-            found = entry if predicted is None else beyond(entry, predicted)
-            self._beyond[entry.signature] = found  # one kind of GPU, so one entry
+            predicted = self._predict_checked(entry.signature)
+            extends = predicted is not None and predicted.target == entry.target
+            found = ExtendedEntry(entry, predicted, last) if predicted is not None and extends else entry
+            self._extended[entry.signature] = found  # of one kind of GPU, so of one entry
         return found
 
-    def _predict_checked(self, entry: Entry) -> PredictedEntry | None:
-        """What is predicted for an entry's signature on its target, if the functions were checked."""
-        predicted = self._predict(entry.signature)
-        if not isinstance(predicted, PredictedEntry) or not self.checked_on(predicted):
-            return None
-        return predicted
+    def _predict_checked(self, signature: Signature) -> PredictedEntry | None:
+        """What is predicted for a signature, if the functions were checked."""
+        predicted = self._predict(signature)
+        return predicted if isinstance(predicted, PredictedEntry) and self.checked_on(predicted) else None
 
     def _predict(self, signature: Signature) -> AnyEntry | None:
         """What the universal table of the last layer that can compute `signature` has for it."""
@@ -179,8 +178,7 @@ class Entries:
         )
 
     def served(self) -> list[AnyEntry]:
-        """For each signature of the table what serves it on this GPU, if the options accept that; not yet extended,
-        which takes a millisecond for each."""
+        """For each signature of the table what serves it on this GPU, if the options accept that; not extended."""
         rows = self.table().entries_for(self._driver.compute_capability, self._driver.gpu)
         return [entry for entry in map(self.instead, rows) if self.allows(entry)]
 

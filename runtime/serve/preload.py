@@ -18,7 +18,7 @@ from ..device.driver import Driver
 from ..device.workspace import Need, Workspaces
 from ..errors import ArgumentError, KernelMiss, ProgramError, RecordError
 from ..gemm.call import EXTRAS
-from ..gemm.universal import PREDICTED, AnyEntry, PredictedEntry
+from ..gemm.universal import PREDICTED, AnyEntry, ExtendedEntry, PredictedEntry
 from ..limits import PRELOAD_ALLOWANCE_STEPS, PRELOAD_STEPS_OF_A_BYTE, PRELOAD_STEPS_OF_A_TOKEN, STEPS_OF_A_CALL
 from ..numbers.dtypes import DTYPES
 from ..program.operation import contiguous
@@ -105,7 +105,7 @@ class Preloader:
         tried = [_tried(entry) for entry in entries]
         cases = [(entry, m) for entry, ms in zip(entries, tried, strict=True) for m in sorted({*ms, *tokens})]
         # What is predicted was named by the caller, and by no archive.
-        named = sum(len(ms) for entry, ms in zip(entries, tried, strict=True) if entry.state == PREDICTED)
+        named = sum(_is_predicted(entry, m) for entry, ms in zip(entries, tried, strict=True) for m in ms)
         try:
             # All that needs no context comes first: another thread may be creating it, which takes 0.2 s and more.
             for entry, m in cases:
@@ -161,7 +161,9 @@ class Preloader:
         Raises:
             KernelMiss: one is not there, and it is not `those_there_are` that are wanted.
         """
-        entries = [self._entries(entry).extended(entry) for entry in there if asked.covers(entry.signature)]
+        entries = [entry for entry in there if asked.covers(entry.signature)]
+        if asked.only is not None:  # else functions of forms are loaded, all of them
+            entries = [self._entries(entry).extended(entry) for entry in entries]
         named = {entry.signature.key() for entry in entries}
         for key in sorted((asked.only or frozenset()) - named):
             for each in self._all():
@@ -241,10 +243,21 @@ def _imported_torch() -> Any:
         return None
 
 
+def _is_predicted(entry: AnyEntry, m: int) -> bool:
+    """Whether what serves `m` rows is predicted."""
+    return (entry.at(m) if isinstance(entry, ExtendedEntry) else entry).state == PREDICTED
+
+
 def _tried(entry: AnyEntry) -> set[int]:
     """M values at which `preload` sees what fits: for each function the least that it serves, and the last that ends
     a range of it, or of a function that serves all larger M the least of those; of what is predicted, the first of
-    likely ones at which it is best."""
+    likely ones at which it is best. Of an extended entry, as far as each of the two serves."""
+    if isinstance(entry, ExtendedEntry):
+        later: dict[str, int] = {}
+        for m in entry.predicted.likely():
+            if m > entry.last:
+                later.setdefault(entry.best(m), m)
+        return {min(m, entry.last) for m in _tried(entry.tuned)} | set(later.values())
     if isinstance(entry, PredictedEntry):
         by_function: dict[str, int] = {}
         for m in entry.likely():

@@ -69,16 +69,12 @@ def _place(serving: Serving, signatures: list[Any], names: _Names, place: Place)
         "assumed_gpu": place.assumed,
         "compute_capability": "{}.{}".format(*place.capability),
         "bins": [column._asdict() for column in columns],
-        "layers": [
-            _layer(signature, entry, names, place, columns)
-            for signature, entry in zip(signatures, entries, strict=True)
-        ],
+        "layers": [_layer(serving, signature, names, place, columns) for signature in signatures],
     }
 
 
-def _layer(
-    signature: Any, entry: AnyEntry | None, names: _Names, place: Place, columns: Sequence[Bin]
-) -> dict[str, Any]:
+def _layer(serving: Serving, signature: Any, names: _Names, place: Place, columns: Sequence[Bin]) -> dict[str, Any]:
+    entry = serving.find(signature, place)
     key, gpu_of_times = signature.key(), place.gpu
     if isinstance(entry, Entry) and entry.gpu is not None:
         gpu_of_times = entry.gpu
@@ -100,8 +96,9 @@ def _layer(
         "points": points,
         "ranges": [],
         "cells": [
-            _cell(signature, entry, points, column, place) | {"serves": _serves(entry, ranges, column, names)}
+            _cell(signature, at, points, column, place) | {"serves": _serves(at, ranges, column, names)}
             for column in columns
+            for at in (serving.find(signature, place, column.first),)
         ],
     }
     if not isinstance(entry, Entry):

@@ -15,6 +15,7 @@ _OTHERS = ("compression_config",)
 # leaves a field out.
 _BLOCKS = {"weight_block_size": [128, 128], "fmt": "e4m3", "activation_scheme": "dynamic"}
 _TENSORS = {"fmt": "e4m3", "activation_scheme": "static"}
+_KEPT = "modules_to_not_convert", "ignored_layers"  # what layers in 16 bits are called by
 _USUAL = {"fmt": "e4m3", "activation_scheme": "dynamic"}
 OF_EXPERTS = "mxfp4"  # what configs call the method by which experts alone are in MXFP4
 _BY_HAND = "use the config of the unquantised model and give --dtype, or write the manifest by hand: docs/manifests.md"
@@ -109,7 +110,7 @@ def _fp8(fields: Fields, found: Mapping[str, Any]) -> str:
             without = "" if supported is _BLOCKS else " without weight_block_size"
             said = f"of fp8{without}, {name} {wanted} is supported, found {short(value)}"
             fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
-    _refuse_kept(fields, _names(fields, found, "modules_to_not_convert"))
+    _refuse_kept(fields, [n for name in _KEPT for n in _names(fields, found, name)])
     return "block" if supported is _BLOCKS else "tensor"
 
 
@@ -163,7 +164,11 @@ def _modelopt(fields: Fields, found: Mapping[str, Any]) -> tuple[str, list[str]]
     if not isinstance(algorithm, str) or algorithm not in _MODELOPT:
         said = f"of modelopt, quant_algo {' or '.join(_MODELOPT)} is supported, found {short(algorithm)}"
         fields.fail(f"{fields.name(FIELD)} is present: {said}; {_BY_HAND}")
-    _check_group(fields, _MODELOPT[algorithm], f"modelopt's {algorithm}", found)
+    groups = found.get("config_groups")
+    schemes = [scheme for scheme in (groups.values() if isinstance(groups, dict) else ()) if isinstance(scheme, dict)]
+    parts = [scheme.get(part) for scheme in schemes for part in ("weights", "input_activations")]
+    for numbers in (found, *(part for part in parts if isinstance(part, dict))):
+        _check_group(fields, _MODELOPT[algorithm], f"modelopt's {algorithm}", numbers)
     return _MODELOPT[algorithm], [
         name for field in ("ignore", "exclude_modules") for name in _names(fields, found, field)
     ]
