@@ -258,7 +258,12 @@ def test_preload_of_all_tries_entries_as_far_as_they_serve(
     rows = [entry(signature(8 * i, K), [(None, "few")], tuned_to=40) for i in range(1, 100)]
     lib, tried = library(tmp_path, driver, rows), preload._tried
     seen: list[set[int]] = []
-    monkeypatch.setattr(preload, "_tried", lambda of: seen.append(tried(of)) or seen[-1])
+
+    def noted(of: Any) -> set[int]:
+        seen.append(tried(of))
+        return seen[-1]
+
+    monkeypatch.setattr(preload, "_tried", noted)
     assert set(lib.preload()) == set(NAMES)
     assert seen == [{1}] * 99
     loads = lib.stats().loads
