@@ -196,8 +196,8 @@ def random_case(record: Record, rng: random.Random) -> tuple[dict[str, int], lis
 def sample(target: str) -> list[Variant]:
     """One variant of every family, scheduler, element type and form that the target has, and every non-GEMM.
 
-    Of plain ones also such that every way to share loads, to order tiles and to lay tokens out is among them, and of
-    these and gated ones every way to store D. And what is legal but not likely to be fast.
+    Of every family also such that every way to share loads is among them, of plain ones every way to order tiles and to
+    lay tokens out too, and of these and gated ones every way to store D. And what is legal but not likely to be fast.
     """
     chosen: dict[tuple[Any, ...], Variant] = {}
     others: dict[tuple[Any, ...], Variant] = {}
@@ -210,7 +210,7 @@ def sample(target: str) -> list[Variant]:
                 options = ("scheduler", "schedule", "split_k", "stream_k", "nonpersistent", "overlap", "swap")
                 hosts = [v.options.get(o) if plain else None for o in options]
                 chosen.setdefault((name, family, form, *hosts), v)
-                for option in _SHARING if plain else ("odd pieces", "tiles of scales"):
+                for option in _SHARING if plain else _OF_ANY_FORM:
                     others.setdefault((name, family, option, _value(v, option)), v)
         for v in (*provider(name).functions(target), *_asked(name, target)):
             hosts = [v.options.get(option) for option in ("overlap", "schedule", "swap", "cluster_n", "two_cta")]
@@ -264,7 +264,8 @@ def _unlikely(likely: Iterable[Variant]) -> list[Variant]:
     return list(found.values())
 
 
-_SHARING = ("cluster_m", "cluster_n", "order", "ctas_per_sm", "many tokens", "odd pieces")
+_SHARING = ("cluster_m", "cluster_n", "two_cta", "order", "ctas_per_sm", "many tokens", "odd pieces")
+_OF_ANY_FORM = ("cluster_m", "cluster_n", "two_cta", "odd pieces", "tiles of scales")
 
 
 def _value(v: Variant, option: str) -> Any:
