@@ -183,7 +183,7 @@ def test_from_config_refuses_to_fuse_an_unknown_activation(name: Any) -> None:
 def test_from_config_refuses_scalings_that_do_not_fit() -> None:
     refused(config(), "unknown scaling 'rows'", dtype="e4m3", scaling="rows")
     refused(config(), "unknown scaling 'rows'", dtype="e4m3", scaling="rows", targets=())
-    refused(config(), "scaling tensor is for A and B in e4m3, found bf16; leave it out", scaling="tensor")
+    refused(config(), "scaling tensor is for A and B in e4m3, found bf16; give --dtype e4m3", scaling="tensor")
 
 
 def test_from_config_refuses_no_targets() -> None:

@@ -131,7 +131,8 @@ def _gptq(fields: Fields, found: Mapping[str, Any]) -> str:
 def _awq(fields: Fields, found: Mapping[str, Any]) -> str:
     """The scaling of a checkpoint of AWQ. A module that it leaves out is a part of the names of those meant."""
     _refuse_others(fields, "awq", _AWQ, found)
-    if not isinstance(version := found.get("version") or "gemm", str) or version.lower().startswith(_AWQ_IN_ROWS):
+    version = found.get("version")
+    if version is not None and (not isinstance(version, str) or version.lower().startswith(_AWQ_IN_ROWS)):
         said = f"of awq, version {short(version)} has another layout"
         fields.fail(f"{fields.name(FIELD)} is present: {said}; {_NO_KERNEL}")
     for module in _names(fields, found, "modules_to_not_convert"):
