@@ -58,6 +58,12 @@ SERVED = {  # runs of engines.json
     1: "vLLM: gpt-oss-20b, experts in MXFP4",
     2: "SGLang: Llama-3.1-8B, bf16",
 }
+WAITS = {  # milliseconds of requests that come in turn, for the first token and for every next one
+    "ttft_p50_ms": "TTFT, median",
+    "ttft_p99_ms": "99%",
+    "itl_p50_ms": "ITL, median",
+    "itl_p99_ms": "99%",
+}
 ON_GRID = {
     "bf16": "bf16",
     "bf16 residual": "bf16 + residual",
@@ -329,6 +335,18 @@ def engines() -> list[str]:
     return [*table(["stock over ours", *names], rows), *source("engines")]
 
 
+def traffic() -> list[str]:
+    """Requests of random lengths to engines, all at once and in turn: a row for each engine that had them."""
+    runs, rows = load("engines")["runs"], []
+    for run, label in SERVED.items():
+        stock, served = (runs[run][name].get("traffic") for name in ("stock", "served"))
+        if served:
+            at_once = median(served["at_once"]["all"]) / median(stock["at_once"]["all"])
+            waits = [[median(of["in_turn"][wait]) for of in (stock, served)] for wait in WAITS]
+            rows.append([label, f"{at_once:.2f}", *(f"{a:.1f}, {b:.1f}" for a, b in waits)])
+    return [*table(["stock, ours", "tokens at once, ours over stock", *WAITS.values()], rows)]
+
+
 def models() -> list[str]:
     """Whole models over torch's."""
     rows: list[list[str]] = []
@@ -400,6 +418,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "weights": weights,
     "grouped-weights": grouped_weights,
     "engines": engines,
+    "traffic": traffic,
     "experts": experts,
     "grouped": grouped,
     "models": models,

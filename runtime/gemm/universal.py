@@ -135,7 +135,6 @@ class PredictedEntry:
     torch_faster: tuple[Any, ...] = ()
     apart: tuple[Any, ...] = ()
     ranges: tuple[Any, ...] = ()
-    bounds: tuple[int, ...] = ()
 
     def __init__(
         self, signature: Signature, form: UniversalForm, machine: tuple[int, int], among: Sequence[int] | None = None
@@ -241,7 +240,7 @@ class ExtendedEntry:
         self.tuned, self.predicted, self.last = tuned, predicted, last
         self.signature, self.target, self.gpu, self.state = tuned.signature, tuned.target, tuned.gpu, tuned.state
         self.candidates, self.timings, self.apart = tuned.candidates, tuned.timings, tuned.apart
-        self.ranges, self.bounds, self.invariant = tuned.ranges, tuned.bounds, tuned.invariant
+        self.ranges, self.invariant = tuned.ranges, tuned.invariant
 
     @property
     def names(self) -> tuple[str, ...]:
