@@ -1,4 +1,4 @@
-"""Time an archive's grouped GEMMs against torch, DeepGEMM and Marlin, interleaved in one process, with cold L2.
+"""Time an archive's grouped GEMMs against torch and other libraries, interleaved in one process, with cold L2.
 
 An archive of benchmarks/grouped.yaml has the experts of four mixtures, with no activation, so that others compute the
 same; one of benchmarks/grouped_w4.yaml those of GPT-OSS with weights of 4 bits and of 16, which the summary compares
@@ -6,11 +6,12 @@ where both were timed at one M; of 4 bits torch multiplies what these are in 16.
 its manifest and at `--drawn` more, at random. Rows fall to groups with log-normal chances. An entry that was tuned is
 timed as it serves; of one that was not all functions are timed briefly, and the fastest at that M is kept, as `aot
 tune` would there. Against it, in turns, run torch where it has one call for it, and of `--peers` those that can be
-imported: DeepGEMM for scales of blocks, vLLM's Marlin for weights of 4 bits. Ours may start while the kernel before
-ends. What is wrong is not timed.
+imported: DeepGEMM for scales of blocks, vLLM's Marlin for weights of 4 bits, quack for 16 bits. Of a peer with many
+candidates the fastest are found by a brief look. Ours may start while the kernel before ends. What is wrong is not
+timed.
 
 `--warm` launches the peers at each case once and measures nothing: DeepGEMM compiles for minutes, which processes with
-`--only` may share.
+`--only` may share, and quack in `--workers` of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import os
 import random
 import sys
 import time
@@ -31,6 +33,7 @@ from peers import CACHE, PeerError, PeerMissing, Settings, guarded, written
 from peers.base import Allocating
 from peers.deep_gemm_grouped import GroupedDeepGemm
 from peers.marlin_grouped import GroupedMarlin
+from peers.quack_grouped import GroupedQuack
 from report import ends, geomean, out_argument, patch_argument, write
 
 import runtime
@@ -44,15 +47,16 @@ from runtime.grouped_gemm import GROUPED_GEMM, Signature
 from runtime.numbers.weights import FORMATS
 from runtime.tables.table import Entry
 
-OURS, TORCH, DEEP_GEMM, MARLIN = "ours", "torch", "deep_gemm", "marlin"
-PEERS: dict[str, Any] = {DEEP_GEMM: GroupedDeepGemm, MARLIN: GroupedMarlin}
+OURS, TORCH, DEEP_GEMM, MARLIN, QUACK = "ours", "torch", "deep_gemm", "marlin", "quack"
+PEERS: dict[str, Any] = {DEEP_GEMM: GroupedDeepGemm, MARLIN: GroupedMarlin, QUACK: GroupedQuack}
 _OF_TORCH = {  # rows that it has one call for
     "none": ("contiguous", "masked"),
     "row_column": ("contiguous",),
     **dict.fromkeys(FORMATS, ("contiguous",)),
 }
 OURS_IN_16_BITS = "ours in 16 bits"
-_SCREEN_GRAPH_US, _GRAPH_US = 300.0, 1000.0
+_SCREEN_REPEATS, _SCREEN_GRAPH_US, _GRAPH_US = 2, 300.0, 1000.0
+_FINALISTS = 5  # of a peer, whose other candidates are timed briefly only
 _REGIMES = (("M = 1..64", 1, 64), ("M = 65..511", 65, 511), ("M >= 512", 512, 1 << 30), ("all M", 1, 1 << 30))
 _MEASURES = GroupedMeasures()
 
@@ -90,7 +94,7 @@ class Bench:
         """Check and time one signature at one M."""
         s = entry.signature
         operands: Any = Weights(s, m, self._l2_bytes, seed=m).operands(m)
-        others, found = self._others(s, m, operands[0])
+        others, found = self._others(s, m, operands)
         name, ours = self._ours(entry, m, operands)
         launches = {OURS: ours, **others}
         asked = {n: guarded(written(launch)) for n, launch in launches.items() if n != TORCH}
@@ -98,8 +102,7 @@ class Bench:
         wrong = {n for n, error in checked.items() if isinstance(error, str)}
         right = {n: guarded(launch) for n, launch in launches.items() if n not in wrong}
         for launch in (right[n] for n in right if n.startswith(tuple(PEERS))):
-            for o in operands:  # it lays out what it takes at the first, which no capture may hold
-                launch(o)
+            _lay_out(launch, operands)
         times = measure.time_interleaved(right, operands, expected_us(s, m), self._repeats, _GRAPH_US)
         found["errors"] = {n: e if isinstance(e, str) else round(e, 6) for n, e in checked.items()}
         fastest = {
@@ -130,7 +133,9 @@ class Bench:
         names = [entry.best(m)] if entry.state == "tuned" else list(entry.functions(m))
         launches = {name: self._launch(name) for name in names}
         if len(names) > 1:
-            times = measure.time_interleaved(launches, operands, expected_us(entry.signature, m), 2, _SCREEN_GRAPH_US)
+            times = measure.time_interleaved(
+                launches, operands, expected_us(entry.signature, m), _SCREEN_REPEATS, _SCREEN_GRAPH_US
+            )
             names = sorted(times, key=lambda name: times[name].us) or names
         return names[0], launches[names[0]]
 
@@ -138,15 +143,33 @@ class Bench:
         function = self._library.functions[name]
         return lambda o: function(*o.arguments(), stream=torch.cuda.current_stream())
 
-    def _others(self, s: Signature, m: int, example: OperandSet) -> tuple[dict[str, Launch], dict[str, Any]]:
+    def _others(self, s: Signature, m: int, operands: Sequence[OperandSet]) -> tuple[dict[str, Launch], dict[str, Any]]:
         """What others launch, by name, and what is said of those that launch nothing."""
         launches: dict[str, Launch] = {}
         said: dict[str, Any] = {}
         if s.epilogue == "none" and s.rows in _OF_TORCH.get(s.scaling, ()):
-            name, of_torch = _MEASURES.baseline(s, example)
+            name, of_torch = _MEASURES.baseline(s, operands[0])
             launches[TORCH], said["torch_is"] = Allocating(of_torch, {}), name
         of_peers, unable = self._of_peers(s, m)
-        return launches | of_peers, said | unable
+        for name in self._peers:
+            candidates = {n: launch for n, launch in of_peers.items() if n.startswith(f"{name} ")}
+            launches |= self._fastest(candidates, operands, expected_us(s, m))
+        return launches, said | unable
+
+    def _fastest(
+        self, launches: Mapping[str, Launch], operands: Sequence[OperandSet], floor_us: float
+    ) -> dict[str, Launch]:
+        """Of one peer's candidates the finalists; of those that all fail one, which then says why."""
+        if len(launches) <= _FINALISTS:
+            return dict(launches)
+        able = {}
+        for name, launch in launches.items():
+            with contextlib.suppress(PeerError):
+                _lay_out(guarded(launch), operands)
+                able[name] = guarded(launch)
+        times = measure.time_interleaved(able, operands, floor_us, _SCREEN_REPEATS, _SCREEN_GRAPH_US)
+        names = sorted(times, key=lambda name: times[name].us)[:_FINALISTS] or list(launches)[:1]
+        return {name: launches[name] for name in names}
 
     def _of_peers(self, s: Signature, m: int) -> tuple[dict[str, Launch], dict[str, Any]]:
         """What peers launch, by their names and their candidates', and why others launch nothing."""
@@ -158,6 +181,12 @@ class Bench:
             else:
                 launches |= {f"{name} {candidate}": launch for candidate, launch in peer.launches(s, m).items()}
         return launches, said
+
+
+def _lay_out(launch: Launch, operands: Sequence[OperandSet]) -> None:
+    """Launch on each: a peer lays out what it takes at the first launch, which no capture may hold."""
+    for o in operands:
+        launch(o)
 
 
 def _in_16_bits(results: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], float]:
@@ -238,7 +267,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no case after this time")
     required = f"of {','.join(PEERS)}, which then must be there; those that are, unless said"
     parser.add_argument("--peers", type=_peers, help=required)
-    parser.add_argument("--cache", type=Path, default=CACHE, help="what DeepGEMM compiled")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="what DeepGEMM and quack compiled")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes in which quack compiles")
     parser.add_argument("--warm", action="store_true", help="launch peers at each case once, and measure nothing")
     out_argument(parser)
     return parser.parse_args()
@@ -249,7 +279,7 @@ def main() -> int:
     options = _options()
     end = time.monotonic() + 60 * options.minutes
     environment = measure.environment()
-    peers, said = open_peers(options.peers, Settings(options.cache, 1))
+    peers, said = open_peers(options.peers, Settings(options.cache, options.workers))
     library = runtime.load([options.archive, *options.patch])
     with Archive.open(options.archive) as archive:
         entries = [e for e in operation_entries(archive) if isinstance(e.signature, Signature)]

@@ -221,11 +221,12 @@ def test_candidates_share_the_weights_that_are_laid_out(vllm: StandIn) -> None:
 
 
 def test_a_peer_of_experts_is_missing_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing(monkeypatch, ["deep_gemm", "vllm", "vllm.third_party.deep_gemm", "vllm._moe_C_stable_libtorch"])
+    absent = ["deep_gemm", "vllm", "vllm.third_party.deep_gemm", "vllm._moe_C_stable_libtorch", "quack", "quack.cache"]
+    missing(monkeypatch, absent)
     found, said = bench_grouped.open_peers(None, SETTINGS)
     assert found == {}
     assert all(state.startswith("absent (") for state in said.values())
-    assert set(said) == {"deep_gemm", "marlin"}
+    assert set(said) == {"deep_gemm", "marlin", "quack"}
     with pytest.raises(peers.PeerMissing, match=r"^marlin: "):
         bench_grouped.open_peers(["marlin"], SETTINGS)
 

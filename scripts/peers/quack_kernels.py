@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aot.tune.gemm.operands import OperandSet, Weights
@@ -20,6 +20,7 @@ from runtime.gemm.signature import Signature
 
 from .base import Problem, Settings, versions_of
 
+NAME = "quack"
 _MAJOR, _MULTIPROCESSORS = 9, 132
 _K_TILE = 64  # elements of 16 bits
 # Split-K makes one more kernel of a configuration for each factor, so only the four smallest tiles have it.
@@ -27,33 +28,79 @@ _SPLIT_TILES = ((128, 128), (128, 160), (128, 192), (192, 128))
 _SPLITS = (2, 4, 8)
 
 
+@dataclass(frozen=True)
+class Modules:
+    """The modules of quack that launches need."""
+
+    configs: Any
+    interface: Any
+    compile: Any
+
+    def space(self, epilogue: str | None) -> list[Any]:
+        """The configurations that its tuner has for Hopper."""
+        return [c for c in self.configs.get_all_configs(epilogue) if c.device_capacity == _MAJOR]
+
+    def compile_ahead(self, launches: Iterable[tuple[Launch, Any]], expired: Callable[[], bool]) -> None:
+        """Compile in worker processes, until `expired()`, by calling each of `launches` with its operands, of any
+        operation, until it returns: a first call raises when it has handed a kernel to them."""
+        waiting = deque(launches)
+        with self.compile.pool_scope():
+            pending = 0
+            while waiting and not expired():
+                launch, operands = waiting.popleft()
+                try:
+                    launch(operands)
+                except self.compile.CompilePending:
+                    waiting.append((launch, operands))
+                    pending += 1
+                    if pending >= len(waiting):
+                        pending = 0
+                        time.sleep(0.1)
+                except Exception:
+                    continue  # it is said with its reason when it is timed; with no GPU every launch ends here
+
+
+def import_quack(settings: Settings) -> Modules:
+    """Its modules, imported to compile with `settings`.
+
+    Raises:
+        ImportError: it is not installed, or a package that it needs.
+    """
+    # It reads these when it is imported; where there is no GPU to ask, they say what to compile for.
+    os.environ["QUACK_COMPILE_WORKERS"] = str(settings.workers)
+    if settings.device == "cpu":
+        os.environ["QUACK_ARCH"], os.environ["CUTE_DSL_ARCH"] = "90", "sm_90a"
+    import quack.cache
+    from quack import gemm_config, gemm_interface
+    from quack.cache import async_compile
+
+    quack.cache.CACHE_DIR = str(settings.cache / NAME)
+    return Modules(gemm_config, gemm_interface, async_compile)
+
+
+def quack_versions() -> dict[str, str]:
+    """The versions of its packages."""
+    return versions_of("quack-kernels", "nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-cu13", "apache-tvm-ffi")
+
+
 class Quack:
     """The peer; see `base.Peer`."""
 
-    name = "quack"
+    name = NAME
     search = (
         "all its sm90 configurations (44; 18 where gated), and in bf16 its serial split-K by 2, 4 and 8 of pingpong "
         "tiles up to 192 x 128 where tiles are fewer than SMs"
     )
 
     def __init__(self, settings: Settings) -> None:
-        # It reads these when it is imported; where there is no GPU to ask, they say what to compile for.
-        os.environ["QUACK_COMPILE_WORKERS"] = str(settings.workers)
-        if settings.device == "cpu":
-            os.environ["QUACK_ARCH"], os.environ["CUTE_DSL_ARCH"] = "90", "sm_90a"
-        import quack.cache
-        from quack import gemm_config, gemm_interface
-        from quack.cache import async_compile
+        self._device, self._modules = settings.device, import_quack(settings)
         from quack.epilogue import library
 
-        quack.cache.CACHE_DIR = str(settings.cache / self.name)
-        self._device = settings.device
-        self._configs, self._interface, self._compile = gemm_config, gemm_interface, async_compile
         self._scaled = library.norm_act_mod(None, gated=False, has_c=False, has_rowvec=True, has_colvec=True)
 
     def versions(self) -> dict[str, str]:
         """The versions of its packages."""
-        return versions_of("quack-kernels", "nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-cu13", "apache-tvm-ffi")
+        return quack_versions()
 
     def refuse(self, signature: Signature) -> str | None:
         """Why it cannot compute `signature`; None if it can."""
@@ -67,47 +114,28 @@ class Quack:
         return None
 
     def prepare(self, problems: Sequence[Problem], expired: Callable[[], bool]) -> None:
-        """Compile in worker processes: its first call raises when it has handed a kernel to them."""
-        waiting: deque[tuple[Launch, OperandSet]] = deque()
-        seen = set()
+        """See `base.Peer`; kernels serve all shapes, so that small ones do."""
+        waiting: dict[tuple[Signature, str], tuple[Launch, OperandSet]] = {}
         for signature, m in problems:
             small = replace(signature, n=512, k=1024)
             operands = _small_operands(small, self._device)
             for name, launch in self.launches(signature, m).items():
-                if (small, name) not in seen:
-                    seen.add((small, name))
-                    waiting.append((launch, operands))
-        with self._compile.pool_scope():
-            pending = 0
-            while waiting and not expired():
-                launch, operands = waiting.popleft()
-                try:
-                    launch(operands)
-                except self._compile.CompilePending:
-                    waiting.append((launch, operands))
-                    pending += 1
-                    if pending >= len(waiting):
-                        pending = 0
-                        time.sleep(0.1)
-                except Exception:
-                    continue  # it is said with its reason when it is timed; with no GPU every launch ends here
+                waiting.setdefault((small, name), (launch, operands))
+        self._modules.compile_ahead(waiting.values(), expired)
 
     def launches(self, signature: Signature, m: int) -> Mapping[str, Launch]:
         """Its candidates for the shape."""
         if signature.parts.gated:
             layout = None if signature.parts.interleaved else ("B",)
-            return {_name(c): self._gated(c, layout) for c in self._space("gated")}
+            return {named(c): self._gated(c, layout) for c in self._modules.space("gated")}
         if signature.scaling == "row_column":
-            return {_name(c): self._row_column(c) for c in self._space(None)}
-        configs = [s for c in self._space(None) for s in _with_splits(c, signature, m)]
-        return {_name(c): self._plain(c) for c in configs}
-
-    def _space(self, epilogue: str | None) -> list[Any]:
-        return [c for c in self._configs.get_all_configs(epilogue) if c.device_capacity == _MAJOR]
+            return {named(c): self._row_column(c) for c in self._modules.space(None)}
+        configs = [s for c in self._modules.space(None) for s in _with_splits(c, signature, m)]
+        return {named(c): self._plain(c) for c in configs}
 
     def _plain(self, config: Any) -> Launch:
         def launch(o: OperandSet) -> None:
-            self._interface.gemm_tuned.fn(o.a, o.b.mT, o.d, config=config, split_k=None)
+            self._modules.interface.gemm_tuned.fn(o.a, o.b.mT, o.d, config=config, split_k=None)
 
         return launch
 
@@ -124,7 +152,7 @@ class Quack:
 
     def _gated(self, config: Any, layout: tuple[str, ...] | None) -> Launch:
         def launch(o: OperandSet) -> None:
-            self._interface.gemm_act(
+            self._modules.interface.gemm_act(
                 o.a,
                 o.b.mT,
                 activation="swiglu",
@@ -151,7 +179,8 @@ def _with_splits(config: Any, signature: Signature, m: int) -> list[Any]:
     return [config, *(replace(config, split_k=s) for s in fitting)]
 
 
-def _name(c: Any) -> str:
+def named(c: Any) -> str:
+    """A configuration in words."""
     words = [f"tile {c.tile_m}x{c.tile_n} cluster {c.cluster_m}x{c.cluster_n}"]
     words += ["pingpong" if c.pingpong else "cooperative"]
     words += ["swap-AB"] * c.swap_ab + [f"split-K {c.split_k}"] * (c.split_k > 1)
