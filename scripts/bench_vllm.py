@@ -44,6 +44,7 @@ PROMPT_TOKENS = 128
 E2M1, UE8M0_OF_ONE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), 127
 _INT4_WORDS = "qweight", "qzeros", "weight_packed", "weight_zero_point"  # how parameters end that are drawn as int32
 _INT4_DEVIATION = 5.5  # of a code less 8, or less a zero point: between those of each
+_PROJECTIONS = tuple(f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down"))
 BOTH = STOCK, SERVED = "stock", "served"
 ANSWER_PROMPTS, ANSWER_TOKENS, TEXT_TOKENS = 32, 64, 512
 
@@ -204,18 +205,24 @@ def _integers(text: str) -> list[int]:
 
 @contextlib.contextmanager
 def _folder(model: Path, unquantised: bool) -> Iterator[Path]:
-    """The folder whose config.json is the model's, while an engine starts.
+    """The folder whose config.json is the model's, while an engine starts. Of GPTQ it names the layers, which vLLM would
+    look for in files of weights and leave in 16 bits where there are none.
 
     Raises:
         ArgumentError: it has none.
     """
     if not (model / "config.json").is_file():
         raise ArgumentError(f"{model}: has no config.json; name the folder of a model")
-    if not unquantised:
+    config = json.loads((model / "config.json").read_text())
+    quantised = config.get("quantization_config") or {}
+    unnamed = quantised.get("quant_method") == "gptq" and not quantised.get("modules_in_block_to_quantize")
+    if not unquantised and not unnamed:
         yield model
         return
-    config = json.loads((model / "config.json").read_text())
-    config.pop("quantization_config", None)
+    if unquantised:
+        config.pop("quantization_config", None)
+    else:
+        quantised["modules_in_block_to_quantize"] = _PROJECTIONS
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         yield Path(folder)

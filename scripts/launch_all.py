@@ -75,13 +75,15 @@ def given(
     record: Record, signatures: Sequence[Any], m: int, extents: Extents, device: str = "cuda"
 ) -> Iterator[tuple[Any, ...]]:
     """What to launch a function with at `m` rows: one set of tensors for a GEMM, and for another operation those of
-    each of the signatures, also such as are seldom drawn. Of what no table has nobody knows what else it takes."""
+    each of the signatures, also such as are seldom drawn. Of what no table has nobody knows what else it takes, nor how
+    weights of less than a byte were prepared: nothing."""
     for signature in signatures:
         weights = tuning(signature).measures().weights(signature, m, 0, m, device)
         yield from (o.arguments() for o in (weights.operands(m)[0], *unusual(weights, m)))
     taken = [a for a in record.leaves() if not isinstance(a, SuppliedArgument)]
     tensors = [a for a in taken if isinstance(a, TensorArgument)]
     known = all(isinstance(e, int) or e == "m" or e in extents for t in tensors for e in t.shape)
+    known = known and all(DTYPES[t.dtype].bits >= 8 for t in tensors)
     if not signatures and known and taken == tensors:
         yield tuple(operand(t, m, extents, device) for t in tensors)
 

@@ -8,6 +8,7 @@ which files it is made from. `--check` writes nothing: exit status 1 if a page i
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import re
@@ -37,26 +38,37 @@ _MARK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 UNIVERSAL = "universal.aot"  # what the package calls its archive
 OFF_GRID = {  # a row for each type of A's elements that has enough cases
     ("ours", "torch"): "tuned",
-    ("on_slower", "torch"): "with an earlier `on_slower`",
+    ("on_slower", "torch"): "with `on_slower`",
     ("against", "torch"): "",  # the page says what it is
 }
 ENOUGH = 30  # cases, for means
-OCCASIONS = (  # runs of occasions_llama.json, what took part, and what the row says
-    ((5, 6), "ours", "tuned, current, two H200s"),
-    ((0, 1, 2), "ours", "earlier, three H200s"),
-    ((2,), "on_slower", 'with `on_slower="torch"`, an H200'),
-    ((1, 7, 8), "against", "`runtime.universal()`, three H200s"),
-    ((9,), "ours", "tuned, current, an H100"),
-    ((9,), "on_slower", 'the same with `on_slower="torch"`'),
-    ((9,), "against", "`runtime.universal()`, an H100"),
-    ((4,), "against", "an H200's archive, on an H100"),
-)
-SERVED = {  # runs of engines.json
-    5: "vLLM: Llama-3.1-8B, bf16",
-    4: "vLLM on an H200: Llama-3.1-8B, AWQ",
-    0: "vLLM: Llama-3.1-8B, bf16, two GPUs",
-    1: "vLLM: gpt-oss-20b, experts in MXFP4",
-    2: "SGLang: Llama-3.1-8B, bf16",
+OCCASIONS = {  # of each file the runs, what took part, over what, and what the row says
+    "occasions_drawn": (
+        ((0, 1, 2), "ours", "torch", "tuned"),
+        ((0, 1, 2), "on_slower", "torch", 'with `on_slower="torch"`'),
+        ((0, 1, 2), "against", "torch", "`runtime.universal()`"),
+        ((0, 1, 2), "ours", "against", "tuned, over `runtime.universal()`"),
+    ),
+    "occasions_llama": (
+        ((10, 11, 12), "ours", "torch", "tuned"),
+        ((10, 11, 12), "on_slower", "torch", 'with `on_slower="torch"`'),
+        ((9,), "ours", "torch", "tuned, on an H100"),
+        ((9,), "on_slower", "torch", 'the same with `on_slower="torch"`'),
+        ((4,), "against", "torch", "an H200's earlier archive, on an H100"),
+        ((13,), "ours", "best_of", "tuned, over the best of its candidates"),
+    ),
+}
+SERVED = {  # what a row says, and the runs of engines.json that it is of
+    "Llama-3.1-8B, bf16": (4, 6, 9, 11),
+    "the same on an H100": (3,),
+    "the same, two GPUs": (14,),
+    "Llama-3.1-8B, AWQ": (2,),
+    "Llama-3.1-8B, fp8 by channel and token": (5, 7),
+    "Llama-3.1-8B, fp8 by blocks": (8, 10),
+    "the same, stock with DeepGEMM": (12,),
+    "20 layers of Qwen3-30B-A3B, bf16": (13,),
+    "gpt-oss-20b, experts in MXFP4, on an H100": (0,),
+    "SGLang: Llama-3.1-8B, bf16, on an H100": (1,),
 }
 WAITS = {  # milliseconds of requests that come in turn, for the first token and for every next one
     "ttft_p50_ms": "TTFT, median",
@@ -191,21 +203,21 @@ def _element(result: dict[str, Any]) -> str:
     return str(result["signature"]).split("_")[0]
 
 
-def occasions() -> list[str]:
-    """Llama-3.1-8B with default settings at random M, on several GPUs; of several runs the least favourable."""
-    found = load("occasions_llama")
+def occasions(name: str) -> list[str]:
+    """Cases at random M, on several GPUs: of several runs the least favourable."""
+    found = load(name)
     rows = []
-    for runs, what, label in OCCASIONS:
+    for runs, what, over, label in OCCASIONS[name]:
         lines = []
         for regime, _, _ in REGIMES:
-            of = [s for s in found["summary"] if (s["what"], s["over"], s["regime"]) == (what, "torch", regime)]
+            of = [s for s in found["summary"] if (s["what"], s["over"], s["regime"]) == (what, over, regime)]
             of = [s for s in of if s["run"] in runs]
-            least = {name: min(s[name] for s in of) for name in ("geomean", "worst")}
+            least = {key: min(s[key] for s in of) for key in ("geomean", "worst")}
             lines.append(of[0] | least | {"slower": max(s["slower"] for s in of), "cases": sum(s["cases"] for s in of)})
         rows.append((label, lines))
     wrong, noise = sum(r["wrong"] for r in found["runs"]), [r["noise"] for r in found["runs"]]
     said = f"Wrong: {wrong}; torch against itself {min(noise):.3f} to {max(noise):.3f}."
-    return [*_ratios(rows, "times cuBLAS"), "", said, *source("occasions_llama")]
+    return [*_ratios(rows, "times cuBLAS"), "", said, *source(name)]
 
 
 def on_grid() -> list[str]:
@@ -311,14 +323,14 @@ def grouped() -> list[str]:
     """Grouped GEMMs beside others': a row for each kind and other, a column for each range of rows."""
     results, rows = load("grouped_h200")["results"], []
     for kind, label in GROUPED.items():
-        for place, other in ((2, "torch"), (3, "DeepGEMM")):
+        for place, other in ((2, "torch"), (3, "quack" if kind == "bf16" else "DeepGEMM")):
             cases = [(c[0], c[place] / c[1]) for r in results if r["kind"] == kind for c in r["cases"] if c[place]]
             rows += [[f"{label}, {other}", *_by_rows(cases)]] if cases else []
     return [*table(["their time over ours", *_ROWS], rows), *source("grouped_h200")]
 
 
 def engines() -> list[str]:
-    """Servers with an archive over the same without, and how long until each was ready."""
+    """Servers with an archive over the same without, of several runs the median, and how long until each was ready."""
     runs = load("engines")["runs"]
     names = [
         *(f"decode, batch {b}" for b in (1, 16, 64)),
@@ -326,23 +338,37 @@ def engines() -> list[str]:
         "ready: stock, ours",
     ]
     rows = []
-    for run, label in SERVED.items():
-        stock, served = runs[run]["stock"], runs[run]["served"]
-        pairs = [(served["decode"][b]["all"], stock["decode"][b]["all"]) for b in ("1", "16", "64")]
-        pairs += [(stock["prefill"][t]["all"], served["prefill"][t]["all"]) for t in ("512", "2048")]
-        cells = [f"{median(x) / median(y):.2f} ({max(map(_spread, (x, y))):.0%})" for x, y in pairs]
-        rows.append([label, *cells, f"{stock['ready_s']:.0f} s, {served['ready_s']:.0f} s"])
+    for label, which in SERVED.items():
+        cells = []
+        for of_runs in zip(*(_speeds(runs[run]) for run in which), strict=True):
+            times = median(median(ours) / median(stock) for ours, stock in of_runs)
+            cells.append(f"{times:.2f} ({max(_spread(each) for pair in of_runs for each in pair):.0%})")
+        ready = [median(runs[run][who]["ready_s"] for run in which) for who in ("stock", "served")]
+        rows.append([label, *cells, f"{ready[0]:.0f} s, {ready[1]:.0f} s"])
     return [*table(["stock over ours", *names], rows), *source("engines")]
 
 
+def _speeds(run: dict[str, Any]) -> list[tuple[list[float], list[float]]]:
+    """Our speeds and stock's: tokens a second for each number of sequences, prompts a second for each length."""
+    stock, served = run["stock"], run["served"]
+    found = [(served["decode"][b]["all"], stock["decode"][b]["all"]) for b in ("1", "16", "64")]
+    for tokens in ("512", "2048"):
+        ours, theirs = ([1 / s for s in of["prefill"][tokens]["all"]] for of in (served, stock))
+        found.append((ours, theirs))
+    return found
+
+
 def traffic() -> list[str]:
-    """Requests of random lengths to engines, all at once and in turn: a row for each engine that had them."""
+    """Requests of random lengths to engines, all at once and in turn, of several runs the median: a row for each engine
+    that had them."""
     runs, rows = load("engines")["runs"], []
-    for run, label in SERVED.items():
-        stock, served = (runs[run][name].get("traffic") for name in ("stock", "served"))
-        if served:
-            at_once = median(served["at_once"]["all"]) / median(stock["at_once"]["all"])
-            waits = [[median(of["in_turn"][wait]) for of in (stock, served)] for wait in WAITS]
+    for label, which in SERVED.items():
+        pairs = [[runs[run][name].get("traffic") for name in ("stock", "served")] for run in which]
+        if all(all(pair) for pair in pairs):
+            at_once = median(
+                median(served["at_once"]["all"]) / median(stock["at_once"]["all"]) for stock, served in pairs
+            )
+            waits = [[median(pair[i]["in_turn"][wait][0] for pair in pairs) for i in (0, 1)] for wait in WAITS]
             rows.append([label, f"{at_once:.2f}", *(f"{a:.1f}, {b:.1f}" for a, b in waits)])
     return [*table(["stock, ours", "tokens at once, ours over stock", *WAITS.values()], rows)]
 
@@ -411,7 +437,8 @@ def long_runs() -> list[str]:
 
 
 TABLES: dict[str, Callable[[], list[str]]] = {
-    "occasions": occasions,
+    "drawn": functools.partial(occasions, "occasions_drawn"),
+    "occasions": functools.partial(occasions, "occasions_llama"),
     "off-grid": off_grid,
     "on-grid": on_grid,
     "peers": peers,

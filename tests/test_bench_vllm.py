@@ -120,6 +120,19 @@ def test_a_model_is_taken_as_it_would_be_unquantised(tmp_path: Path) -> None:
         pass
 
 
+def test_layers_of_gptq_are_named_where_the_config_names_none(tmp_path: Path) -> None:
+    gptq = {"quant_method": "gptq", "bits": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": gptq}))
+    with bench_vllm._folder(tmp_path, unquantised=False) as folder:
+        found = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert found.pop("modules_in_block_to_quantize")[:2] == ["q_proj", "k_proj"]
+    assert found == gptq
+    named = gptq | {"modules_in_block_to_quantize": ["self_attn.q_proj"]}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": named}))
+    with bench_vllm._folder(tmp_path, unquantised=False) as folder:
+        assert folder == tmp_path
+
+
 def run_both(
     monkeypatch: pytest.MonkeyPatch, folder: Path, statuses: tuple[int, ...]
 ) -> tuple[int, dict[str, list[str]], dict[str, Any]]:

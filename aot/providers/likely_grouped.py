@@ -14,7 +14,7 @@ from ..kernels.sm90.sizes import WGMMA_ROWS
 # What is worth trying of each choice.
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "tile_m": (8, 16, 32, 48, 64, 96, 128, 144, 192, 256),
-    "tile_n": (64, 128, 160, 192, 256),
+    "tile_n": (64, 96, 128, 160, 192, 256),
     "cluster_n": (1, 2),
     "share_b": (False, True),
 }
@@ -32,8 +32,10 @@ def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
     if few and (options["schedule"] == "pingpong") != alone:
         return "tiles of few tokens wait for weights, and not for each other's epilogue"
     blocks = form.scaling == "block"
-    if few and options["tile_n"] not in ((128, 192, 256) if blocks else (128, 256)):
-        return "weights of few tokens are loaded by 128 rows or 256"
+    if few and options["tile_n"] not in ((96, 128, 192, 256) if blocks else (128, 256)):
+        return "weights of few tokens are loaded by 128 rows or 256, and with scales of blocks by 96 or 192 too"
+    if form.gated and options["tile_n"] == 96:
+        return "half of 96 rows, as a gate has, fill no atom of WGMMA evenly"
     if not blocks and (options["tile_n"] == 160 or options.get("share_b")):
         return "tiles of 160 columns, and pairs of tiles that share rows of B, are for scales of blocks"
     if few and options.get("share_b"):

@@ -58,6 +58,15 @@ def test_a_function_that_no_table_has_is_left_out() -> None:
     assert list(launch_all.given(Record.from_json(SOURCE), [], 77, launch_all.EXTENTS, "cpu")) == []
 
 
+def test_weights_of_less_than_a_byte_that_no_table_has_are_left_out() -> None:
+    plain = operands_record("plain", Gemm("bf16", "bf16", "bf16", "f32", "none", 128, 256).to_json())
+    of_bytes = Record.from_json(plain)
+    plain["arguments"][1]["dtype"] = "u4"
+    of_less = Record.from_json(plain)
+    sets = [list(launch_all.given(record, [], 77, launch_all.EXTENTS, "cpu")) for record in (of_bytes, of_less)]
+    assert list(map(len, sets)) == [1, 0]
+
+
 def test_coverage_has_every_form_of_its_kernels() -> None:
     asked = manifest.loads((ROOT / "tests" / "data" / "coverage.yaml").read_text())
     signatures = [use.signature for use in asked.uses if use.signature.operation == OF.operation]
