@@ -205,8 +205,8 @@ def _integers(text: str) -> list[int]:
 
 @contextlib.contextmanager
 def _folder(model: Path, unquantised: bool) -> Iterator[Path]:
-    """The folder whose config.json is the model's, while an engine starts. Of GPTQ it names the layers, which vLLM would
-    look for in files of weights and leave in 16 bits where there are none.
+    """The folder whose config.json is the model's, while an engine starts. Of GPTQ it names the layers, which vLLM
+    would look for in files of weights and leave in 16 bits where there are none.
 
     Raises:
         ArgumentError: it has none.

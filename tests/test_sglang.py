@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import runtime
+from runtime.plugin.served import RequiredError
 from runtime.sglang import hooks
 from runtime.sglang.plugin import Plugin, install
 from runtime.sglang.settings import settings_of
@@ -237,6 +238,14 @@ def test_servers_that_name_no_archive_are_not_touched(start: Start, setting: str
 def test_archives_that_cannot_be_opened_are_named(start: Start, tmp_path: Path) -> None:
     path = str(tmp_path / "other.aot")
     assert path in left_to_sglang(start(load=runtime.load), setting={"cute_aot": path})
+
+
+@pytest.mark.parametrize("more", [{}, {"record": "no"}], ids=["no file", "no setting"])
+def test_a_server_does_not_start_without_an_archive_that_it_requires(start: Start, more: Any, tmp_path: Path) -> None:
+    server = start(load=runtime.load)
+    setting = {"cute_aot": {"archive": str(tmp_path / "none.aot"), "required": "archive", **more}}
+    with pytest.raises(RequiredError, match=r"serves nothing: .*; 'required' is 'archive', so SGLang does not start"):
+        server.serve(server.linear(HIDDEN, HIDDEN), setting=setting)
 
 
 def test_unknown_versions_are_refused_unless_that_is_allowed(start: Start) -> None:

@@ -19,6 +19,7 @@ from torch import nn
 from torch._inductor.utils import run_and_get_code
 
 import runtime
+from runtime.plugin.served import RequiredError
 from runtime.vllm import hooks
 from runtime.vllm.plugin import Plugin, install
 from runtime.vllm.settings import settings_of
@@ -293,6 +294,28 @@ def test_archives_that_cannot_be_opened_are_named(start: Start, tmp_path: Path, 
     assert str(path) in line
 
 
+@pytest.mark.parametrize("more", [{}, {"experts": "no"}], ids=["no file", "no setting"])
+def test_an_engine_does_not_start_without_an_archive_that_it_requires(start: Start, more: Any, tmp_path: Path) -> None:
+    server = start(load=runtime.load)
+    config = {"cute_aot": {"archive": str(tmp_path / "none.aot"), "required": "archive", **more}}
+    with pytest.raises(RequiredError, match=r"serves nothing: .*; 'required' is 'archive', so vLLM does not start"):
+        server.serve(server.linear(HIDDEN, HIDDEN), config=config)
+
+
+def test_an_engine_does_not_start_where_a_layer_is_left_that_it_requires(start: Start) -> None:
+    for required in ("archive", "layers"):
+        server = start()
+        layers = nn.ModuleList([server.linear(HIDDEN, HIDDEN), server.linear(HIDDEN, 3 * HIDDEN)])
+        config = {"cute_aot": {"archive": "model.aot", "required": required}}
+        if required == "archive":
+            server.serve(layers, config=config)
+            assert "serves 1 of 2 linear layers" in server.lines[0]
+            continue
+        with pytest.raises(RequiredError, match=r"serves 1 of 2 .*'required' is 'layers', so vLLM does not"):
+            server.serve(layers, config=config)
+        server.lib.close()  # which tracebacks keep
+
+
 def test_unknown_versions_are_refused_unless_that_is_allowed(start: Start) -> None:
     line = left_to_vllm(start(version="0.26.1"))
     assert "knows vLLM 0.25.0, found 0.26.1" in line
@@ -469,10 +492,12 @@ def test_graphs_of_one_device_name_the_library_of_another(start: Start, monkeypa
         ({"record": 7}, "record of .* must be a folder's path"),
         ({"record": ""}, "must be a path"),
         ({"archive": "model.aot", "strict": "no"}, "strict of .* must be true or false"),
-        ({"archive": "model.aot", "path": "x"}, "has archive, experts, record, require_signed and strict, found path"),
+        ({"archive": "model.aot", "path": "x"}, "has archive, experts, record, require_signed, required and"),
         ({"archive": "model.aot", "require_signed": ""}, "require_signed of .* must be the path of a folder of keys"),
         ({"archive": "model.aot", "require_signed": True}, "require_signed of .* must be the path of a folder"),
         ({"archive": "model.aot", "experts": 1}, "experts of .* must be true or false"),
+        ({"archive": "model.aot", "required": True}, "required of .* must be 'archive' or 'layers', found True"),
+        ({"record": "records", "required": "archive"}, "must be a path, 'universal', or a list"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(value: Any, message: str) -> None:

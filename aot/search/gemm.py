@@ -10,7 +10,7 @@ from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.program.record import Record
 
-from . import rank
+from . import packaged, rank
 from .estimates import Estimates
 from .form import VariantForm, relies_on_more
 from .m_values import points, waves
@@ -69,17 +69,21 @@ class GemmBuilding(Building):
 
     def shortlist(self, wanted: Mapping[Signature, Sequence[int]], target: str, limit: int) -> Shortlist:
         """The `limit` variants that rank best at each M. At those between where a choice may change
-        (`m_values.points`), a quarter as many; where waves of tiles end (`m_values.waves`), the best."""
+        (`m_values.points`), a quarter as many; where waves of tiles end (`m_values.waves`), the best. Where these are
+        several, what the package's archive would choose comes last, unless it is there already."""
         suited = self._suited(wanted, target)
         every = frozenset[Variant]().union(*set(suited.values()))
         processors = target_named(target).multiprocessors
         limits = {s: _limits(s, ms, processors, limit) for s, ms in wanted.items()}
         most = {(s, m): count for s, by_m in limits.items() for m, count in by_m.items()}
         found = rank.shortlist(every, most, target, limit, most, suited)
-        return Shortlist(
-            {s: tuple((m, tuple(found.candidates[s, m])) for m in sorted(by_m)) for s, by_m in limits.items()},
-            found.source,
-        )
+        by_name = {variants: {v.name(): v for v in variants} for variants in set(suited.values())}
+        listed: dict[Signature, tuple[tuple[int, tuple[Variant, ...]], ...]] = {}
+        for s, by_m in limits.items():
+            chosen = packaged.chosen(s, [m for m, count in by_m.items() if count > 1], target)
+            more = {m: by_name[suited[s]].get(name) for m, name in chosen.items()}
+            listed[s] = tuple((m, _with(found.candidates[s, m], more.get(m))) for m in sorted(by_m))
+        return Shortlist(listed, found.source)
 
     def estimates(self, variants: Sequence[Variant]) -> Callable[[Signature, int], list[float]]:
         """By the cost program of all of them: such estimates are made of operations that it records."""
@@ -98,6 +102,10 @@ class GemmBuilding(Building):
     def refusal(self, record: Record, signature: Signature) -> str | None:
         """Nothing: which extents a function takes is a rule of its family, which enumeration has asked."""
         return None
+
+
+def _with(variants: Sequence[Variant], last: Variant | None) -> tuple[Variant, ...]:
+    return (*variants, last) if last is not None and last not in variants else tuple(variants)
 
 
 @lru_cache(maxsize=1024)

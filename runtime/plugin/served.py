@@ -1,7 +1,8 @@
 """What an archive serves in one process of a server's: it is opened, asked for each layer, preloaded, and reported.
 
 Plugins derive from `Served` and say when each of this happens. Whatever goes wrong before a model runs is one line of
-the log, and the server's own kernels serve. Knows no server; torch is imported when a layer is decided.
+the log, and the server's own kernels serve, or it does not start, as its setting says. Knows no server; torch is
+imported when a layer is decided.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..gemm.signature import Signature
 from ..serve.library import Library
 from ..serve.load import load
 from . import hooks
-from .settings import Settings
+from .settings import LAYERS, Settings
 
 # Of a layer that is served: the library's number, and the weight's type. vLLM's class of weights hides attributes
 # behind `__torch_function__`, which a trace need not go through.
@@ -27,6 +28,10 @@ PLAIN, _BIASED, _DTYPE = "_cute_aot_plain", "_cute_aot_biased", "_cute_aot_dtype
 _FUSED = "_cute_aot_fused"  # of one that computes its activation too
 OVERLAP = "_overlap"  # behind each of these three: what is promised
 _APART = "_cute_aot_apart"  # of one that does not at these M: the overlap there, and what `gated.flat` gives
+
+
+class RequiredError(AotError):
+    """A server is not to start, as its setting requires what the archive does not do."""
 
 
 class Served:
@@ -38,6 +43,7 @@ class Served:
     def __init__(self, server: str, log: logging.Logger, load: Callable[..., Library] = load) -> None:
         self._server, self._log, self._load = server, log, load
         self.lib: Library | None = None  # of the model that was loaded last
+        self._required = ""  # without which the server is not to start
         self._digest = ""  # of what it serves
         # Layers and graphs of earlier models hold numbers of theirs, so libraries stay open as long as the process.
         self._opened: dict[str, Library] = {}
@@ -136,7 +142,10 @@ class Served:
                 by_rows[rows] |= of
         planned = min((self._preload(of, rows) for rows, of in by_rows.items() if of), default=0)
         what = f"{len(keys)} signatures preloaded, for {planned} numbers of tokens planned"
-        self._log.info("%s %s (%s)", own_name(self.lib), summary(decisions, self._server), what)
+        found = f"{own_name(self.lib)} {summary(decisions, self._server)} ({what})"
+        self._log.info("%s", found)
+        if self._required == LAYERS and any(each.reason for each in decisions):
+            raise RequiredError(f"{found}; 'required' is '{LAYERS}', so {self._server} does not start")
 
     def _fuse(self, model: Any, silu_and_mul: type, besides: frozenset[str] = frozenset()) -> None:
         """Let layers of gates compute their activations, where the archive has kernels for both together.
@@ -221,7 +230,16 @@ class Served:
         self._decisions.pop(layer, None)
 
     def refuse(self, error: Exception) -> None:
-        """Say in one line why nothing is served."""
+        """Say in one line why nothing is served.
+
+        Raises:
+            RequiredError: the setting has the server not start then.
+        """
+        if isinstance(error, RequiredError):
+            raise error
+        if self._required:
+            what = f"'required' is '{self._required}', so {self._server} does not start"
+            raise RequiredError(f"{own_name()} serves nothing: {words(error)}; {what}") from error
         self._log.warning("%s serves nothing, %s's kernels do: %s", own_name(), self._server, words(error))
         if not isinstance(error, AotError):
             self._log.debug("cute-aot", exc_info=error)

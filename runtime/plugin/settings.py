@@ -13,13 +13,15 @@ from ..errors import ArgumentError
 from ..packaged import universal
 
 KEY = "cute_aot"  # what the setting is called wherever a server keeps it
+ARCHIVE, LAYERS = "archive", "layers"  # without which a server is not to start
 
 
 @dataclass(frozen=True)
 class Settings:
     """`paths` are as `runtime.load` takes them, the base first, and none where nothing is to be served; `strict`
     refuses unknown versions of the server; `record` is the folder that workers write what they run to, empty for none;
-    `experts` lets the archive compute experts of mixtures; `require_signed` is as `runtime.load` takes it.
+    `experts` lets the archive compute experts of mixtures; `require_signed` is as `runtime.load` takes it;
+    `required` is what the function of this name says.
     """
 
     paths: tuple[str, ...]
@@ -27,14 +29,22 @@ class Settings:
     record: str = ""
     experts: bool = True
     require_signed: str | None = None
+    required: str = ""
+
+
+def required(found: Any) -> str:
+    """Of a value of "cute_aot", whatever else it says: ARCHIVE if the server is not to start where nothing is served,
+    LAYERS if neither where a layer is left to it, else empty."""
+    word = found.get("required") if isinstance(found, dict) else None
+    return word if word in (ARCHIVE, LAYERS) else ""
 
 
 def read(found: Any, place: str, records: bool = False) -> Settings:
     """The settings that a value of "cute_aot" stands for.
 
     It is the path of an archive, "universal" for that of the package, a list of these, the base first, or {"archive":
-    any of these, "experts": false, "strict": false, "require_signed": a folder of keys}. Of vLLM, whose plugin
-    `records`, it may also have "record": a folder, beside "archive" or alone.
+    any of these, "experts": false, "strict": false, "require_signed": a folder of keys, "required": "archive" or
+    "layers"}. Of vLLM, whose plugin `records`, it may also have "record": a folder, beside "archive" or alone.
 
     Raises:
         ArgumentError: the value is none of that.
@@ -42,9 +52,9 @@ def read(found: Any, place: str, records: bool = False) -> Settings:
     words = dict(found) if isinstance(found, dict) else {"archive": found}
     archive, strict = words.pop("archive", None), words.pop("strict", True)
     record, experts = words.pop("record", "") if records else "", words.pop("experts", True)
-    keys = words.pop("require_signed", None)
+    keys, must = words.pop("require_signed", None), words.pop("required", "")
     if words:
-        known = "archive, experts, record, require_signed" if records else "archive, experts, require_signed"
+        known = ", ".join(["archive, experts", *(["record"] if records else []), "require_signed, required"])
         raise ArgumentError(f"{place} has {known} and strict, found {', '.join(map(str, words))}")
     for name, value in (("strict", strict), ("experts", experts)):
         if type(value) is not bool:
@@ -53,11 +63,13 @@ def read(found: Any, place: str, records: bool = False) -> Settings:
         raise ArgumentError(f"record of {place} must be a folder's path, found {record!r:.50}")
     if keys is not None and not (isinstance(keys, str) and keys):
         raise ArgumentError(f"require_signed of {place} must be the path of a folder of keys, found {keys!r:.50}")
-    if archive is None and record:
+    if must != required(found):
+        raise ArgumentError(f"required of {place} must be '{ARCHIVE}' or '{LAYERS}', found {must!r:.50}")
+    if archive is None and record and not must:
         return Settings((), strict, record, experts, keys)
     paths = archive if isinstance(archive, list) else [archive]
     if not paths or not all(isinstance(path, str) and path for path in paths):
         what = "must be a path, 'universal', or a list of these"
         raise ArgumentError(f"the archive of {place} {what}, found {archive!r:.80}")
     files = tuple(str(universal()) if path == "universal" else path for path in paths)
-    return Settings(files, strict, record, experts, keys)
+    return Settings(files, strict, record, experts, keys, must)

@@ -16,7 +16,7 @@ from ..plugin.served import OVERLAP, PLAIN, Served, check_version, words
 from ..serve.library import Library
 from ..serve.load import load
 from . import hooks
-from .settings import PLACE, settings_of
+from .settings import PLACE, required, settings_of
 
 _log = logging.getLogger("sglang.cute_aot")
 
@@ -61,6 +61,7 @@ class Plugin(Served):
     def start(self, server_args: Any) -> None:
         """Open the archive that the server's arguments name, if any, and put the hooks in place."""
         self._forget()
+        self._required = required(server_args)
         try:
             settings = settings_of(server_args)
             if settings is not None:

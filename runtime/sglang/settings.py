@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from ..errors import ArgumentError
+from ..plugin import settings
 from ..plugin.settings import KEY, Settings, read
 
 OPTION = "--json-model-override-args"
@@ -21,6 +22,19 @@ def settings_of(server_args: Any) -> Settings | None:
     Raises:
         ArgumentError: the text is no JSON, or its "cute_aot" is none that `runtime.plugin.settings.read` knows.
     """
+    found = _value(server_args)
+    return None if found is None else read(found, PLACE)
+
+
+def required(server_args: Any) -> str:
+    """What must be served for the server to start; see `runtime.plugin.settings.required`."""
+    try:
+        return settings.required(_value(server_args))
+    except ArgumentError:
+        return ""
+
+
+def _value(server_args: Any) -> Any:
     text = server_args.json_model_override_args
     if not text or KEY not in text:
         return None
@@ -28,6 +42,4 @@ def settings_of(server_args: Any) -> Settings | None:
         words = json.loads(text)
     except ValueError as error:
         raise ArgumentError(f"{OPTION} is no JSON: {error}") from None
-    if not isinstance(words, dict) or (found := words.get(KEY)) is None:
-        return None
-    return read(found, PLACE)
+    return words.get(KEY) if isinstance(words, dict) else None

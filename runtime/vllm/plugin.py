@@ -21,7 +21,7 @@ from ..serve.load import load
 from . import hooks, metrics
 from .periodic import Periodic
 from .recording import Recording
-from .settings import PLACE, settings_of
+from .settings import PLACE, required, settings_of
 
 _log = logging.getLogger("vllm.cute_aot")  # under vLLM's own logger, which is the one that it configures
 
@@ -72,6 +72,7 @@ class Plugin(Served):
             self._exporting.stop()
         self._exporting = None
         self._forget()
+        self._required = required(vllm_config.additional_config)
         try:
             settings = settings_of(vllm_config.additional_config)
             if settings is not None:

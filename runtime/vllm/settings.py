@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..plugin import settings
 from ..plugin.settings import KEY, Settings, read
 
 PLACE = f"additional_config['{KEY}']"
@@ -19,6 +20,14 @@ def settings_of(additional_config: Any) -> Settings | None:
     Raises:
         ArgumentError: the value of "cute_aot" is none that `runtime.plugin.settings.read` knows.
     """
-    if not isinstance(additional_config, dict) or (found := additional_config.get(KEY)) is None:
-        return None
-    return read(found, PLACE, records=True)
+    found = _value(additional_config)
+    return None if found is None else read(found, PLACE, records=True)
+
+
+def required(additional_config: Any) -> str:
+    """What must be served for the engine to start; see `runtime.plugin.settings.required`."""
+    return settings.required(_value(additional_config))
+
+
+def _value(additional_config: Any) -> Any:
+    return additional_config.get(KEY) if isinstance(additional_config, dict) else None
