@@ -295,7 +295,7 @@ def experts() -> list[str]:
     tokens = sorted({r["tokens"] for name in EXPERTS for r in load(name)["results"]})
     rows, said = [], []
     for name, types in EXPERTS.items():
-        results = load(name)["results"]
+        results = [r for r in load(name)["results"] if r["error"]]  # else no expert was here, and nothing was multiplied
         cells: dict[str, dict[int, str]] = {}
         for r in results:
             over_floor = r["us"]["ours"] / r["floor_us"]
@@ -344,6 +344,7 @@ def engines() -> list[str]:
             times = median(median(ours) / median(stock) for ours, stock in of_runs)
             cells.append(f"{times:.2f} ({max(_spread(each) for pair in of_runs for each in pair):.0%})")
         ready = [median(runs[run][who]["ready_s"] for run in which) for who in ("stock", "served")]
+        label += f", {len(which)} runs" if len(which) > 1 else ""
         rows.append([label, *cells, f"{ready[0]:.0f} s, {ready[1]:.0f} s"])
     return [*table(["stock over ours", *names], rows), *source("engines")]
 
