@@ -118,7 +118,7 @@ def build(
         of_base = len(left - {v.name() for v in report.kernels})
         gone = sum(row.state == "tuned" for row in _rows(base)) - sum(row.state == "tuned" for row in kept)
         entries = [*kept, *entries]
-        below_models = [*build_table.read(base).models, *origin.models]
+        below_models = [*_models_of_entries(base), *origin.models]
         asked = None if work.asked is None else work.asked._replace(inputs={**work.asked.inputs, "base": base.digest})
         origin = origin._replace(models=below_models, asked=asked)
         forms_below = None if forms else read_forms(base)
@@ -232,6 +232,14 @@ def _require_same_code(base: Archive, serving: Collection[str], report: BuildRep
                 "checked there; build the base again with this version and tune it, or load both "
                 "archives as layers"
             )
+
+
+def _models_of_entries(base: Archive) -> list[Model]:
+    """The models that it was built for, with the problems that it has entries for: the N and K of a form's say nothing,
+    and an entry that comes over it may have the same."""
+    keys = {row.signature.key() for row in _rows(base)}
+    models = build_table.read(base).models
+    return [model._replace(problems=[p for p in model.problems if p.signature in keys]) for model in models]
 
 
 def _problem(item: manifest.Gemm | manifest.Use, of: manifest.Manifest) -> build_table.Problem:
