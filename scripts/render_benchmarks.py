@@ -47,15 +47,15 @@ OCCASIONS = {  # of each file the runs, what took part, over what, and what the 
         ((0, 1, 2), "ours", "torch", "tuned"),
         ((0, 1, 2), "on_slower", "torch", 'with `on_slower="torch"`'),
         ((0, 1, 2), "against", "torch", "`runtime.universal()`"),
-        ((0, 1, 2), "ours", "against", "tuned, over `runtime.universal()`"),
+        ((0, 1, 2), "against", "ours", "`runtime.universal()`, over tuned"),
     ),
     "occasions_llama": (
         ((10, 11, 12), "ours", "torch", "tuned"),
         ((10, 11, 12), "on_slower", "torch", 'with `on_slower="torch"`'),
         ((9,), "ours", "torch", "tuned, on an H100"),
         ((9,), "on_slower", "torch", 'the same with `on_slower="torch"`'),
+        ((9,), "against", "torch", "`runtime.universal()`, on an H100"),
         ((4,), "against", "torch", "an H200's earlier archive, on an H100"),
-        ((13,), "ours", "best_of", "tuned, over the best of its candidates"),
     ),
 }
 SERVED = {  # what a row says, and the runs of engines.json that it is of

@@ -25,6 +25,7 @@ PAIRS = (  # who is compared with what
     (ON_SLOWER, TORCH),
     (AGAINST, TORCH),
     (OURS, AGAINST),
+    (AGAINST, OURS),
     (OURS, DEEP_GEMM),
     (OURS, BEST_OF),
 )

@@ -6,6 +6,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -28,6 +29,7 @@ from runtime.gemm.signature import Signature
 from runtime.gemm.universal import PREDICTED
 from runtime.serve.layers import open_archives
 
+from . import pace
 from .command_line import ROOT
 from .pages import choosing
 from .published_layers import of_model
@@ -99,6 +101,22 @@ def test_no_product_of_these_models_is_left(model: str) -> None:
         found = library.entry(signature)
         assert found.state == PREDICTED
         assert library.checked(found)
+
+
+def test_a_new_shape_is_predicted_in_half_a_millisecond_and_a_new_m_in_a_tenth_of_that() -> None:
+    """On the processor; the first call of a kernel loads it besides."""
+    library = Library(open_archives([runtime.universal()]), RecordingDriver())
+    plain = Signature("bf16", "bf16", "bf16", "f32", "none", 1024, 2048)
+    library.entry(plain).best(100)  # reads the table
+    unseen = iter(range(1088, 1 << 20, 64))
+
+    def shapes() -> None:
+        for _ in range(100):
+            library.entry(replace(plain, n=next(unseen))).best(100)
+
+    pace.assert_takes_less_than(100 * 500e-6, shapes)
+    entry, others = library.entry(plain), iter(range(101, 1 << 20))
+    pace.assert_takes_less_than(100 * 50e-6, lambda: [entry.best(next(others)) for _ in range(100)])
 
 
 # --- how good its predictions are, at the problems that its functions were timed at ---
