@@ -295,7 +295,9 @@ def experts() -> list[str]:
     tokens = sorted({r["tokens"] for name in EXPERTS for r in load(name)["results"]})
     rows, said = [], []
     for name, types in EXPERTS.items():
-        results = [r for r in load(name)["results"] if r["error"]]  # else no expert was here, and nothing was multiplied
+        results = [
+            r for r in load(name)["results"] if r["error"]
+        ]  # else no expert was here, and nothing was multiplied
         cells: dict[str, dict[int, str]] = {}
         for r in results:
             over_floor = r["us"]["ours"] / r["floor_us"]

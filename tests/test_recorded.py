@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from aot.pack.build_table import Model, Problem
 from aot.problem import manifest, recorded
 from aot.search import traffic
 from aot.search.targets import TARGETS
+from aot.tune.block import blocks
 
 from .command_line import Run
 
@@ -156,6 +158,21 @@ def test_a_build_takes_it_and_keeps_the_traffic(read: Any, write: Any, run: Run,
     assert found == read(worker())[0]
     assert run("manifest", "from-server", tmp_path, "-o", tmp_path / "model.yaml").status == 2
     assert run("manifest", "from-server", tmp_path, "-o", tmp_path / "model.yaml", "--force").status == 0
+
+
+def test_it_may_have_every_way_that_is_chosen_in_a_decode_step(read: Any, write: Any, run: Run) -> None:
+    found, _ = read(worker(), options=("--in-graph",))
+    names = [gemm.name for gemm in found.gemms]
+    gate_up = ["gate_up_proj", "gate_up_proj.weights", "gate_up_proj.swiglu", "gate_up_proj.swiglu.weights"]
+    assert names[:2] == ["qkv_proj", "qkv_proj.weights"]
+    assert [name for name in names if name.startswith("gate_up_proj")] == gate_up
+    assert {gemm.tokens for gemm in found.gemms if gemm.name.endswith("weights")} == {(1, 16)}
+    keys = [gemm.signature.key() for gemm in found.gemms]
+    models = [Model("llama", None, None, [Problem(name, key) for name, key in zip(names, keys, strict=True)])]
+    (block,) = blocks(models, [gemm.signature for gemm in found.gemms])
+    assert {part: len(ways) for part, ways in block.ways.items()} == {"qkv": 2, "o": 2, "gate_up": 4, "down": 2}
+    others = layers({"self_attn.other": LLAMA["self_attn.o_proj"]})
+    assert run("manifest", "from-server", write(worker(layers=others, logits={})), "--in-graph").status == 2
 
 
 # --- files that are wrong ---

@@ -393,7 +393,7 @@ def _all_ways(found: Model, gemms: tuple[Gemm, ...]) -> tuple[Gemm, ...]:
     _, activation = found.activation
     every = tuple(ways.all_ways(gemms, gated=GATES.get(str(activation)) == ways.GATE))
     if len(every) == len(gemms):
-        found.fail("has no qkv, o, gate_up or down in 16 bits, which `aot tune --in-graph` chooses for; leave it out")
+        found.fail(ways.NO_PART)
     return every
 
 

@@ -23,6 +23,7 @@ from ..search.targets import TARGETS
 from ..search.unserved import variants, why_none
 from .manifest import MAX_COUNT, MAX_TOKENS, Gemm, Manifest, ManifestError, read_text, signature_problem
 from .model_config import model_name
+from .ways import NO_PART, all_ways
 
 SCHEMA = 1  # of the files
 MAX_BYTES = 8 << 20  # of one file: a thousand layers are 150 KB
@@ -57,15 +58,18 @@ def manifest_from_workers(
     *,
     targets: Sequence[str] | None = None,
     model: str | None = None,
+    in_graph: bool = False,
     on_warning: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
     """The GEMMs that the workers of `folder` ran, with `traffic`.
 
-    `targets` are by default those of the workers' GPUs, `model` the name of vLLM's. `on_warning` is told what a reader
-    of the manifest may not expect.
+    `targets` are by default those of the workers' GPUs, `model` the name of vLLM's. `in_graph` adds the other ways to
+    compute the layers that `aot tune --in-graph` chooses for, and with an activation where a layer was called so.
+    `on_warning` is told what a reader of the manifest may not expect.
 
     Raises:
-        ManifestError: there are no files, one is damaged or of another schema, they are not of one run, or nothing ran.
+        ManifestError: there are no files, one is damaged or of another schema, they are not of one run, or nothing ran;
+            or nothing that `aot tune --in-graph` chooses for.
     """
     workers = _workers(os.fspath(folder))
     first = workers[0]
@@ -84,15 +88,19 @@ def manifest_from_workers(
     if not gemms:
         raise ManifestError(f"{folder}: the model has no layer that a manifest can hold; {_lines(workers, 3)}")
     _warn(os.fspath(folder), workers, gemms, found, on_warning)
-    names = _named(gemms)
     of_file = next(iter(gemms))
+    named = [dataclasses.replace(gemm, name=name) for gemm, name in zip(gemms, _named(gemms), strict=True)]
+    if in_graph:
+        named = [*all_ways(named, gated=any(gemm.signature.parts.gated for gemm in named))]
+        if len(named) == len(gemms):
+            raise ManifestError(f"{folder}: {NO_PART}")
     return Manifest(
         model or model_name(first.model, first.tensor_parallel, "bf16"),
         f"{first.model} at tp {first.tensor_parallel}, {sum(tokens.values())} steps, recorded by {len(workers)} "
         f"worker{'s'[: len(workers) > 1]} of {first.written_by}",
         of_file.tokens,
         tuple(found),
-        tuple(dataclasses.replace(gemm, name=name) for gemm, name in zip(gemms, names, strict=True)),
+        tuple(named),
         depth,
         traffic=of_file.traffic,
     )

@@ -20,6 +20,7 @@ HALVES = ("qkv", "o"), ("gate_up", "down")
 PARTS = tuple(itertools.chain.from_iterable(HALVES))
 GATE = "swiglu"  # what servers' plugins fuse
 SERIAL, EARLY = OVERLAPS[0], OVERLAPS[-1]
+NO_PART = "has no qkv, o, gate_up or down in 16 bits, which `aot tune --in-graph` chooses for; leave it out"
 MOST_TOKENS = 512  # of a decode step: the largest batch that servers capture graphs for
 _TYPES = ("bf16", "f16")
 

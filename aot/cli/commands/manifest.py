@@ -21,6 +21,9 @@ ManifestOutput = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default, and what - means: print it.")
 ]
 ManifestForce = Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")]
+InGraph = Annotated[
+    bool, typer.Option("--in-graph", help="Add overlapping and fused layers, for `aot tune --in-graph` to choose.")
+]
 
 
 def from_config(
@@ -47,10 +50,7 @@ def from_config(
     fuse: Annotated[
         bool, typer.Option("--fuse", help="Take the MLP's activation into gate_up, residuals into o and down.")
     ] = False,
-    in_graph: Annotated[
-        bool,
-        typer.Option("--in-graph", help="Add overlapping and fused layers, for `aot tune --in-graph` to choose."),
-    ] = False,
+    in_graph: InGraph = False,
     model: Annotated[str | None, typer.Option(help="The model's name. Default: from --source or CONFIG.")] = None,
     source: Annotated[str | None, typer.Option(help="Where the config is from. Default: the file's name.")] = None,
     output: ManifestOutput = None,
@@ -84,6 +84,7 @@ def from_config(
 def from_server(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What vLLM's workers recorded; docs/vllm.md.")],
     target: Targets = None,
+    in_graph: InGraph = False,
     model: Annotated[str | None, typer.Option(help="The model's name. Default: from vLLM's.")] = None,
     output: ManifestOutput = None,
     force: ManifestForce = False,
@@ -97,7 +98,7 @@ def from_server(
 
     for name in target or ():
         target_named(name)
-    found = manifest_from_workers(folder, targets=target, model=model, on_warning=warn)
+    found = manifest_from_workers(folder, targets=target, model=model, in_graph=in_graph, on_warning=warn)
     _write_manifest(dump(found), output, force)
 
 
