@@ -49,6 +49,12 @@ MXFP8 = replace(FP8, scaling="mxfp8")
             "no target can",
         ),
         (
+            "sm_103a",
+            replace(PLAIN, b="i8"),
+            "the package has weights of 8 bits for sm_100a and sm_110a alone",
+            "sm_100a, sm_110a can",
+        ),
+        (
             "sm_90a",
             RowScale("bf16", "f16", "bf16", 64),
             "none for sm_90a has the element types bf16, f16",

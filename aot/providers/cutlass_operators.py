@@ -110,6 +110,8 @@ def _sm107_rule(v: Variant) -> str | None:
 def _mixed_input_rule(v: Variant) -> str | None:
     """`tile_n`, weights, is the MMA's M side. Stages of both operands, and of weights as the MMA takes them, share an
     SM's memory; groups are whole tiles along K, and a CTA's scales at least 128 bytes."""
+    if v.b == "i8" and v.target not in _INT8_TARGETS:
+        return f"the package has weights of 8 bits for {' and '.join(_INT8_TARGETS)} alone"
     two_cta, tile_m, tile_k = v.options["two_cta"], v.integer("tile_m"), v.integer("tile_k")
     rows = v.integer("tile_n") // (2 if two_cta else 1)
     if rows not in (64, 128):
@@ -118,8 +120,6 @@ def _mixed_input_rule(v: Variant) -> str | None:
         return "cluster_n must be 2 with two_cta"
     if tile_m == tile_k == 256 and not two_cta:
         return "tiles of 256 by 256 of A take two CTAs"
-    if v.b == "i8" and v.target not in _INT8_TARGETS:
-        return f"the package has weights of 8 bits for {' and '.join(_INT8_TARGETS)} alone"
     if problem := unsupported_scaling(v.a, v.scaling, v.b):
         return problem
     if group := SCALINGS[v.scaling].k:

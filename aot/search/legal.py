@@ -199,9 +199,22 @@ def _legal(provider: str, name: str, family: Family, target: str, form: VariantF
     """The variants of a family of the given form that are worth compiling; see `legal_variants`."""
     if target not in family.targets or form.accumulator not in (None, family.accumulator) or lacks(family, form):
         return ()
-    found: list[Variant] = []
+    # Their choices are the family's own, and worth trying one by one, so there is nothing else to ask.
+    tried = _tried(provider, name, family, target, form)
+    return tuple(v for v in tried if family.likely.opinion(v) is None and family.rule(v) is None)
+
+
+def refusal(provider: str, name: str, family: Family, target: str, form: VariantForm) -> str | None:
+    """What the family's rule has against every combination of choices for a form that it has, or None if it is not the
+    same against all."""
+    reasons = {family.rule(variant) for variant in _tried(provider, name, family, target, form)}
+    return reasons.pop() if len(reasons) == 1 else None
+
+
+def _tried(provider: str, name: str, family: Family, target: str, form: VariantForm) -> Iterator[Variant]:
+    """Every combination of a family's choices that are worth trying one by one, legal or not."""
     for config in _configs(family, form.overlap):
-        variant = Variant(
+        yield Variant(
             provider,
             name,
             target,
@@ -214,7 +227,3 @@ def _legal(provider: str, name: str, family: Family, target: str, form: VariantF
             scaling=form.scaling,
             b_major=form.b_major,
         )
-        # Its choices are the family's own, and worth trying one by one, so there is nothing else to ask.
-        if family.likely.opinion(variant) is None and family.rule(variant) is None:
-            found.append(variant)
-    return tuple(found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .form import lacks
-from .legal import unsuited
+from .legal import refusal, unsuited
 from .operation import building
 from .provider import families, provider_names
 from .targets import TARGETS
@@ -38,18 +38,21 @@ def why_none(target: str, signature: Any) -> str:
 def _lacking(target: str, signature: Any) -> str:
     form = building(signature.operation).form(signature)
     lacking = {
-        name: lacks(family, form)
+        (p, name): lacks(family, form)
         for p in provider_names()
         for name, family in families(p).items()
         if family.operation == signature.operation and target in family.targets
     }
     if not lacking:
         return f"none is for {target}"
-    nearest, least = min(lacking.items(), key=lambda item: len(item[1]))
+    (of, nearest), least = min(lacking.items(), key=lambda item: len(item[1]))
     if shared := [part for part in least if all(part in parts for parts in lacking.values())]:
         return f"none for {target} has {' and '.join(shared)}"
     if least:
         return f"{nearest}, the nearest for {target}, lacks {' and '.join(least)}"
     roomy = building(signature.operation).roomy(signature)
     reasons = [reason for v in variants(target, roomy) if (reason := unsuited(v, signature))]
-    return reasons[0] if reasons else f"no choices of {nearest} go together for it"
+    if reasons:
+        return reasons[0]
+    of_all = refusal(of, nearest, families(of)[nearest], target, form)
+    return of_all or f"no choices of {nearest} go together for it"
