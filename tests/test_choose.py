@@ -243,7 +243,8 @@ def test_load_is_put_on_at_the_first_points_alone_and_the_table_is_as_near_the_b
     def both(name: str, signature: Signature, m: int) -> float:
         return truth(name, signature, m) * math.sqrt(thirsty.get(name, 1.0))
 
-    found = regrets(tuned, both, served(tuned))
+    serves = served(tuned)
+    found = [regret for seed in range(10) for regret in regrets(tuned, both, serves, seed)]  # means of 60 differ by 0.2%
     assert sum(found) / len(found) <= 0.0095
 
 
