@@ -244,7 +244,8 @@ def test_load_is_put_on_at_the_first_points_alone_and_the_table_is_as_near_the_b
         return truth(name, signature, m) * math.sqrt(thirsty.get(name, 1.0))
 
     serves = served(tuned)
-    found = [regret for seed in range(10) for regret in regrets(tuned, both, serves, seed)]  # means of 60 differ by 0.2%
+    # Of 60 alone the mean differs by a fifth of this from draw to draw.
+    found = [regret for seed in range(10) for regret in regrets(tuned, both, serves, seed)]
     assert sum(found) / len(found) <= 0.0095
 
 
