@@ -1,6 +1,5 @@
-/* What racecheck makes of an order that it does not follow; no part of any build:
-
-     nvcc -arch=sm_90a -o pair scripts/racecheck_control.cu && compute-sanitizer --tool racecheck ./pair one 12 */
+//     nvcc -arch=sm_90a -o pair scripts/racecheck_control.cu && compute-sanitizer --tool racecheck ./pair one 12
+//
 // What racecheck makes of a warp that fills shared memory for other warps behind an mbarrier, in stages that come around:
 //   one    every lane writes, the warp meets (bar.warp.sync), an elected lane arrives (the barrier counts warps)
 //   all    every lane writes and arrives (the barrier counts lanes)

@@ -246,7 +246,7 @@ def test_load_is_put_on_at_the_first_points_alone_and_the_table_is_as_near_the_b
     serves = served(tuned)
     # Of 60 alone the mean differs by a fifth of this from draw to draw.
     found = [regret for seed in range(10) for regret in regrets(tuned, both, serves, seed)]
-    assert sum(found) / len(found) <= 0.0095
+    assert sum(found) / len(found) <= 0.009
 
 
 def test_what_a_function_loses_under_load_is_taken_for_larger_m_without() -> None:

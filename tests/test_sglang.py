@@ -248,6 +248,15 @@ def test_a_server_does_not_start_without_an_archive_that_it_requires(start: Star
         server.serve(server.linear(HIDDEN, HIDDEN), setting=setting)
 
 
+def test_a_server_does_not_start_where_a_layer_is_left_that_it_requires(start: Start) -> None:
+    server = start()
+    layers = nn.ModuleList([server.linear(HIDDEN, HIDDEN), server.linear(HIDDEN, 3 * HIDDEN)])
+    setting = {"cute_aot": {"archive": "model.aot", "required": "layers"}}
+    with pytest.raises(RequiredError, match=r"serves 1 of 2 .*'required' is 'layers', so SGLang does not start"):
+        server.serve(layers, setting=setting)
+    server.lib.close()  # which a traceback keeps
+
+
 def test_unknown_versions_are_refused_unless_that_is_allowed(start: Start) -> None:
     line = left_to_sglang(start(version="0.6.0"))
     assert "knows SGLang 0.5.13, found 0.6.0" in line
