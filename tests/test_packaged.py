@@ -23,7 +23,7 @@ from aot.search.universal import Measured, choices_of
 from aot.search.variants import Variant
 from aot.tune import times
 from aot.verify import archive as verify
-from runtime import Library
+from runtime import Library, native
 from runtime.container.archive import Archive
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import PREDICTED
@@ -103,6 +103,7 @@ def test_no_product_of_these_models_is_left(model: str) -> None:
         assert library.checked(found)
 
 
+@pytest.mark.skipif(native.costs is None, reason="runtime._native was not built")
 def test_a_new_shape_is_predicted_in_half_a_millisecond_and_a_new_m_in_a_tenth_of_that() -> None:
     """On the processor; the first call of a kernel loads it besides."""
     library = Library(open_archives([runtime.universal()]), RecordingDriver())
