@@ -105,15 +105,15 @@ def occasions(documents: Sequence[Document]) -> dict[str, Any]:
     runs, summary = [], []
     for document in map(summarise_random.whole, documents):
         results, environment = document["results"], document["environment"]
-        gpu = {"gpu": environment["gpu"], "gpu_id": environment.get("gpu_id", "unknown")}
         wrong, noise = len(summarise_random.wrong([document])), summarise_random.noise([document])
-        kept = {k: document[k] for k in _RUN if k != "left_out" and document.get(k)} | {"seed": document["seed"]}
+        kept = {k: document[k] for k in _RUN if k != "left_out" and document.get(k)}
+        kept |= {} if document["seed"] in document["command"] else {"seed": document["seed"]}
         kept["environment"] = {k: v for k, v in environment.items() if k in _ENVIRONMENT}
         runs.append(kept | {"cases": len(results), "wrong": wrong, "noise": noise})
         for line in summarise_random.summarise([document]):
             if line["group"] == ALL:
                 figures = {k: line[k] for k in ("regime", "cases", "geomean", "worst", "slower")}
-                summary.append({"run": len(runs) - 1, **gpu, "what": line["who"], "over": line["over"], **figures})
+                summary.append({"run": len(runs) - 1, "what": line["who"], "over": line["over"], **figures})
     return {"runs": runs, "summary": summary}
 
 
@@ -236,7 +236,7 @@ def main() -> int:
     parser.add_argument("sources", nargs="+", help="result files, or COMMIT:PATH")
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--lines", action="store_true", help="of one file of bench_random.py keep lines, not its cases")
-    parser.add_argument("--over", help="only lines that compare with this one, of those that took part")
+    parser.add_argument("--over", action="append", help="only lines that compare with this one; may be repeated")
     parser.add_argument("--note", help="what else a reader must know, such as how the archives were built")
     options = parser.parse_args()
     try:
@@ -244,7 +244,7 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
     if options.over:
-        found["summary"] = [line for line in found["summary"] if line["over"] == options.over]
+        found["summary"] = [line for line in found["summary"] if line["over"] in options.over]
     if options.note:
         found["note"] = options.note
     options.output.write_text(dump(found))

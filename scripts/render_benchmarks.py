@@ -8,7 +8,6 @@ which files it is made from. `--check` writes nothing: exit status 1 if a page i
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import re
@@ -42,22 +41,18 @@ OFF_GRID = {  # a row for each type of A's elements that has enough cases
     ("against", "torch"): "",  # the page says what it is
 }
 ENOUGH = 30  # cases, for means
-OCCASIONS = {  # of each file the runs, what took part, over what, and what the row says
-    "occasions_drawn": (
-        ((0, 1, 2), "ours", "torch", "tuned"),
-        ((0, 1, 2), "on_slower", "torch", 'with `on_slower="torch"`'),
-        ((0, 1, 2), "against", "torch", "`runtime.universal()`"),
-        ((0, 1, 2), "against", "ours", "`runtime.universal()`, over tuned"),
-    ),
-    "occasions_llama": (
-        ((10, 11, 12), "ours", "torch", "tuned"),
-        ((10, 11, 12), "on_slower", "torch", 'with `on_slower="torch"`'),
-        ((9,), "ours", "torch", "tuned, on an H100"),
-        ((9,), "on_slower", "torch", 'the same with `on_slower="torch"`'),
-        ((9,), "against", "torch", "`runtime.universal()`, on an H100"),
-        ((4,), "against", "torch", "an H200's earlier archive, on an H100"),
-    ),
-}
+_DRAWN, _LLAMA, _ON_H100S = "occasions_drawn", "occasions_llama", "occasions_drawn_h100"
+OCCASIONS = (  # the file, its runs, what took part, over what, and what the row says
+    (_DRAWN, (0, 1, 2), "ours", "torch", "tuned"),
+    (_DRAWN, (0, 1, 2), "on_slower", "torch", 'with `on_slower="torch"`'),
+    (_DRAWN, (0, 1, 2), "against", "torch", "`runtime.universal()`"),
+    (_DRAWN, (0, 1, 2), "against", "ours", "`runtime.universal()`, over tuned"),
+    (_LLAMA, (7, 8, 9), "ours", "torch", "Llama-3.1-8B, tuned"),
+    (_ON_H100S, (0, 1), "ours", "torch", "H100s: tuned"),
+    (_ON_H100S, (0, 1), "on_slower", "torch", "H100s: `on_slower`"),
+    (_ON_H100S, (0, 1), "against", "torch", "H100s: `runtime.universal()`"),
+    (_ON_H100S, (2,), "ours", "torch", "H100: the H200s' archive"),
+)
 SERVED = {  # what a row says, and the runs of engines.json that it is of
     "Llama-3.1-8B, bf16": (4, 6, 9, 11),
     "the same on an H100": (3,),
@@ -96,6 +91,8 @@ PEERS = (  # file, kind, contender, what the row says
     ("peers_triton", "bf16 ours", "triton", "bf16, Triton *"),
     ("blocks_h200", "ours", "torch", "e4m3 in blocks, torch's `_scaled_mm`"),
     ("blocks_h200", "ours", "deep_gemm", "e4m3 in blocks, DeepGEMM 2.5.0"),
+    ("blocks_h100", "ours", "torch", "the same on an H100, `_scaled_mm`"),
+    ("blocks_h100", "ours", "deep_gemm", "the same on an H100, DeepGEMM"),
 )
 MODELS = {
     "models_llama_h200": "Llama-3.1-8B, bf16",
@@ -203,21 +200,30 @@ def _element(result: dict[str, Any]) -> str:
     return str(result["signature"]).split("_")[0]
 
 
-def occasions(name: str) -> list[str]:
+def occasions() -> list[str]:
     """Cases at random M, on several GPUs: of several runs the least favourable."""
-    found = load(name)
     rows = []
-    for runs, what, over, label in OCCASIONS[name]:
-        lines = []
-        for regime, _, _ in REGIMES:
-            of = [s for s in found["summary"] if (s["what"], s["over"], s["regime"]) == (what, over, regime)]
-            of = [s for s in of if s["run"] in runs]
-            least = {key: min(s[key] for s in of) for key in ("geomean", "worst")}
-            lines.append(of[0] | least | {"slower": max(s["slower"] for s in of), "cases": sum(s["cases"] for s in of)})
-        rows.append((label, lines))
-    wrong, noise = sum(r["wrong"] for r in found["runs"]), [r["noise"] for r in found["runs"]]
+    for file, runs, what, over, label in OCCASIONS:
+        of = [s for s in load(file)["summary"] if (s["what"], s["over"]) == (what, over) and s["run"] in runs]
+        rows.append((label, _least(of)))
+    files = dict.fromkeys(file for file, *_ in OCCASIONS)
+    found = [run for file in files for run in load(file)["runs"]]
+    wrong, noise = sum(r["wrong"] for r in found), [r["noise"] for r in found]
     said = f"Wrong: {wrong}; torch against itself {min(noise):.3f} to {max(noise):.3f}."
-    return [*_ratios(rows, "times cuBLAS"), "", said, *source(name)]
+    return [*_ratios(rows, "times cuBLAS"), "", said, *source(*files)]
+
+
+def _least(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the lines of several runs the least favourable figures in each range of M, with the cases of all."""
+    by_regime: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        by_regime.setdefault(line["regime"], []).append(line)
+    return [
+        of[0]
+        | {key: min(s[key] for s in of) for key in ("geomean", "worst")}
+        | {"slower": max(s["slower"] for s in of), "cases": sum(s["cases"] for s in of)}
+        for of in by_regime.values()
+    ]
 
 
 def on_grid() -> list[str]:
@@ -238,7 +244,7 @@ def on_grid() -> list[str]:
 def peers() -> list[str]:
     """Other libraries."""
     rows = [
-        (label, [s for s in load(name)["summary"] if (s["what"], s["over"]) == (what, over)])
+        (label, _least([s for s in load(name)["summary"] if (s["what"], s["over"]) == (what, over)]))
         for name, what, over, label in PEERS
     ]
     return [*_ratios(rows, "their time over ours"), *source(*dict.fromkeys(name for name, *_ in PEERS))]
@@ -309,7 +315,17 @@ def experts() -> list[str]:
         )
         said.append(f"{len(results)} cases in {types}: times torch {torch}, times vLLM {vllm}")
     header = ["times vLLM", *(f"{t:,}" for t in tokens)]
-    return [*table(header, rows), "", "; ".join(said) + ".", *source(*EXPERTS)]
+    lines = {(s["types"], s["over"]): s for s in load("moe_h100")["summary"]}
+    elsewhere = ", ".join(
+        f"{types} " + " and ".join(_mean_and_least(lines[types, over]) for over in ("torch", "vllm"))
+        for types in EXPERTS.values()
+    )
+    said = ["; ".join(said) + f". On an H100, times torch and vLLM: {elsewhere}."]
+    return [*table(header, rows), "", *said, *source(*EXPERTS, "moe_h100")]
+
+
+def _mean_and_least(line: dict[str, Any]) -> str:
+    return f"{line['geomean']:.2f} ({line['worst']:.2f})"
 
 
 _ROWS = {"up to 64 rows": (1, 64), "65 to 511": (65, 511), "from 512": (512, math.inf)}
@@ -328,7 +344,13 @@ def grouped() -> list[str]:
         for place, other in ((2, "torch"), (3, "quack" if kind == "bf16" else "DeepGEMM")):
             cases = [(c[0], c[place] / c[1]) for r in results if r["kind"] == kind for c in r["cases"] if c[place]]
             rows += [[f"{label}, {other}", *_by_rows(cases)]] if cases else []
-    return [*table(["their time over ours", *_ROWS], rows), *source("grouped_h200")]
+    elsewhere = load("grouped_h100")["summary"]
+    for kind in dict.fromkeys(line["kind"] for line in elsewhere):
+        of = [line for line in elsewhere if line["kind"] == kind]
+        rows.append(
+            [f"{GROUPED[kind]}, torch, on an H100", *(f"{_mean_and_least(line)}, {line['cases']}" for line in of)]
+        )
+    return [*table(["their time over ours", *_ROWS], rows), *source("grouped_h200", "grouped_h100")]
 
 
 def engines() -> list[str]:
@@ -440,8 +462,7 @@ def long_runs() -> list[str]:
 
 
 TABLES: dict[str, Callable[[], list[str]]] = {
-    "drawn": functools.partial(occasions, "occasions_drawn"),
-    "occasions": functools.partial(occasions, "occasions_llama"),
+    "drawn": occasions,
     "off-grid": off_grid,
     "on-grid": on_grid,
     "peers": peers,
