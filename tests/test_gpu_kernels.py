@@ -64,7 +64,7 @@ def steps(s: Signature) -> tuple[int, int]:
         return BLOCK_ROWS, FORMATS[s.scaling].multiple
     if SCALINGS[s.scaling].layout == TILES:
         return 32, 32
-    k = 16 if s.a == "e4m3" else 8
+    k = 16 if s.b == "e4m3" else 8
     n = 16 if s.d == "e4m3" else 8
     if s.parts.gated:
         n *= 2

@@ -86,6 +86,8 @@ def test_operands_of_each_scaling() -> None:
             *(("scale_a", "e4m3", ("M/128", "512*K/64")), ("scale_b", "e4m3", ("N/128", "512*K/64"))),
             ("scale_ab", "f32", ("1",)),
         ],
+        "block_weight": [("scale_b", "f32", ("N/128", "K/128"))],
+        "column_weight": [("scale_b", "f32", ("N",))],
         "mxfp4_weight": [("scale_b", "ue8m0", ("K/64", "2*N"))],
         "int4_weight": [("scale_b", "bf16", ("K/128", "N"))],
         "int4_zero_weight": [("scale_b", "bf16", ("K/64", "N"))],

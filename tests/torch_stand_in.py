@@ -75,12 +75,20 @@ class OnCpu(Library):
 
 
 def library(
-    folder: Path, signatures: list[dict[str, Any]], state: str = "tuned", *, apart: Any = (), **more: Any
+    folder: Path,
+    signatures: list[dict[str, Any]],
+    state: str = "tuned",
+    *,
+    apart: Any = (),
+    tuned_to: int | None = None,
+    **more: Any,
 ) -> OnCpu:
     """`apart` is of all entries with a gate."""
     records = [operands_record(f"f{i}", s) for i, s in enumerate(signatures)]
     gated = [apart if s["epilogue"] == "swiglu" else () for s in signatures]
-    entries = [entry(s, [(None, f"f{i}")], state=state, apart=gated[i]) for i, s in enumerate(signatures)]
+    entries = [
+        entry(s, [(None, f"f{i}")], state=state, apart=gated[i], tuned_to=tuned_to) for i, s in enumerate(signatures)
+    ]
     kernels = write_archive(folder / "model.aot", records, entries)
     return OnCpu(Archive.open(folder / "model.aot"), RecordingDriver(kernels=kernels), **more)
 

@@ -262,11 +262,37 @@ class Platform(enum.Enum):
     ROCM = enum.auto()
 
 
+class QuantFP8:
+    """Quantises x (M, K) by `group`, and counts the calls; a trace may not enter `forward_cuda`."""
+
+    def __init__(self, key: Any) -> None:
+        self.group, self.calls = key.scale.group_shape, 0
+
+    def __call__(self, x: Any, scale: Any = None, scale_ub: Any = None, use_triton: bool = False) -> tuple[Any, Any]:
+        return self.forward_cuda(x, scale, scale_ub, use_triton)
+
+    def forward_cuda(
+        self, x: Any, scale: Any = None, scale_ub: Any = None, use_triton: bool = False
+    ) -> tuple[Any, Any]:
+        self.calls += 1
+        if scale is None:
+            size = x.shape[1] if self.group[1] < 0 else self.group[1]
+            scale = x.float().abs().view(x.shape[0], -1, size).amax(-1) / 448
+        return (x.float() / scale.repeat_interleave(x.shape[1] // scale.shape[1], 1)).to(E4M3), scale
+
+
 def _fp8_gemms() -> Contents:
     class FP8ScaledMMLinearKernel:
         def __init__(self, c: Any, layer_param_names: Any) -> None:
             assert self.can_implement(c)[0]
             self.config = c
+            self.quant_fp8 = QuantFP8(c.activation_quant_key)
+
+        def apply_weights(self, layer: Any, x: Any, bias: Any = None) -> Any:
+            a, scale = self.quant_fp8(x.view(-1, x.shape[-1]), None, layer.scale_ub)
+            more = {"As": scale, "Bs": layer.weight_scale, "bias": bias}
+            shape = [*x.shape[:-1], layer.weight.shape[1]]
+            return self.apply_scaled_mm(A=a, B=layer.weight, out_dtype=x.dtype, output_shape=shape, **more)
 
         @classmethod
         def can_implement(cls, c: Any) -> tuple[bool, str | None]:
@@ -280,6 +306,12 @@ def _fp8_gemms() -> Contents:
     class Fp8BlockScaledMMLinearKernel:
         def __init__(self, config: Any) -> None:
             self.config = config
+            self.quant_fp8 = QuantFP8(config.activation_quant_key)
+
+        def apply_weights(self, layer: Any, x: Any, bias: Any = None) -> Any:
+            a, scale = self.quant_fp8(x.view(-1, x.shape[-1]), None, layer.scale_ub, use_triton=False)
+            d = self.apply_block_scaled_mm(A=a, B=layer.weight, As=scale, Bs=layer.weight_scale)
+            return (d if bias is None else d + bias).view(*x.shape[:-1], layer.weight.shape[0])
 
         @classmethod
         def can_implement(cls, config: Any) -> tuple[bool, str | None]:

@@ -44,6 +44,7 @@ from .models.config import is_integer, short
 from .models.experts import Arithmetic, Ranks
 from .models.layers import Linear, Model
 from .models.read_model import VOCABULARY_PADDING, padded, read_model
+from .unquantised import with_few_tokens
 
 # What `dtype` means for A, B and D. The router and lm_head stay in the type of D, as fp8 checkpoints keep them.
 DTYPES = {a: next(product for product in PRODUCTS if product[0] == a) for a, *_ in PRODUCTS}
@@ -150,6 +151,8 @@ def manifest_from_config(
             found.fail(f"no target has kernels for all of these layers; {instead}")
     else:
         _check_served(found, (*gemms, *uses), wanted, targets, on_warning)
+    if found.scaling:  # a server quantises what comes to these layers
+        gemms = tuple(with_few_tokens(gemms, targets))
     return Manifest(
         model or model_name(named_after or source, wanted.tp, layers.called, wanted.fuse, wanted.ep),
         _source(found, ranks, layers),

@@ -20,6 +20,7 @@ from ..search.variants import Variant
 
 _RATES = h200.SMALL_M
 _WGMMA_ROWS = 64
+_QUANTISED_BYTES = 2  # of an element of A that kernels quantise
 
 
 class _Tile(NamedTuple):
@@ -31,7 +32,8 @@ class _Tile(NamedTuple):
     cluster_n: int
     per_sm: int
     depth: int  # elements of K in a stage
-    bytes: int  # of an element
+    bytes: int  # of an element that is multiplied
+    bytes_a: int  # of one of A in memory
     stages: int
     cycles: float  # for a tile and 32 bytes of K
     piece: int
@@ -54,6 +56,7 @@ def _tile(v: Variant, form_of: Callable[[Variant], Form]) -> _Tile:
         per_sm,
         plan.tile_k,
         form.element_bytes,
+        _QUANTISED_BYTES if form.quantises else form.element_bytes,
         plan.stages,
         _wgmma_cycles(*plan.sides) * (_RATES.exact if form.element_bytes == 1 else 1),
         plan.box_tokens,
@@ -81,7 +84,7 @@ def estimate_us(v: Variant, form_of: Callable[[Variant], Form], of: Extents, m: 
     b_bytes = batch * n * k * t.bytes
     memory_rate = machine.memory_gbps * (_RATES.memory_bytes_per_us / H200.memory_gbps)
     memory_us = b_bytes * (1 + _RATES.read_again * (tiles_m - 1)) / memory_rate
-    a_bytes = batch * tiles_m * tiles_n * tokens * k * t.bytes / t.cluster_n
+    a_bytes = batch * tiles_m * tiles_n * tokens * k * t.bytes_a / t.cluster_n
     l2_us = (b_bytes * tiles_m + a_bytes) / (larger * _RATES.l2_bytes_per_us)
 
     waves = ctas / (larger * t.resident)

@@ -13,6 +13,7 @@ from runtime.gemm.signature import MAJORS, Signature
 from runtime.grouped_gemm import EPILOGUES_OF_GROUPS, SCALINGS_OF_GROUPS
 from runtime.numbers.epilogue import EPILOGUES
 from runtime.numbers.quantised import SCALINGS_OF_ROWS
+from runtime.numbers.scaling import SCALINGS
 from runtime.numbers.weights import FORMATS
 
 from ..kernels import moe_choices
@@ -53,6 +54,7 @@ _AOT = Path(__file__).resolve().parents[1]
 _SAME_16_BIT = (("bf16", "bf16", "bf16"), ("f16", "f16", "f16"))
 _SCALINGS = ("none", "tensor", "row_column", "block")
 _OF_GROUPS = tuple(word for word in SCALINGS_OF_GROUPS if word not in FORMATS)
+_OF_8_BITS = ("bf16", "e4m3", "bf16")
 _OF_4_BITS = ("bf16", "e2m1", "bf16"), ("bf16", "u4", "bf16")
 _IDS = ("i32",), ("i32", "i32")  # of experts, and with a map of them
 _WEIGHTS: tuple[tuple[str, ...], ...] = (), ("f32",)  # of experts: none, or one for each of a token
@@ -70,6 +72,12 @@ def _no_overlap(v: Variant) -> str | None:
     return "kernels overlap from Hopper on" if v.options["overlap"] and v.target not in _FROM_HOPPER else None
 
 
+def _rule_of_small_m(v: Variant) -> str | None:
+    if not SCALINGS[v.scaling].fits(v.a, v.b):
+        return f"{v.scaling} does not scale A in {v.a} and B in {v.b}"
+    return small_m_choices.rule(v.options, gemm.small_m_form(v))
+
+
 def _rule_of_permute(v: Variant) -> str | None:
     scaled = v.elements[-1] == "f32"
     if scaled != (v.scaling != "none"):
@@ -85,15 +93,15 @@ FAMILIES: dict[str, Family] = {
     "sm90_small_m": Family(
         "gemm",
         ("sm_90a",),
-        (*_SAME_16_BIT, ("bf16", "bf16", "e4m3"), *(("e4m3", "e4m3", d) for d in ("bf16", "f16", "e4m3"))),
+        (*_SAME_16_BIT, ("bf16", "bf16", "e4m3"), *(("e4m3", "e4m3", d) for d in ("bf16", "f16", "e4m3")), _OF_8_BITS),
         small_m_choices.OPTIONS,
-        lambda v: small_m_choices.rule(v.options, gemm.small_m_form(v)),
+        _rule_of_small_m,
         likely=Likely(
             lambda v: likely_small_m.unlikely(v.options, gemm.small_m_form(v)),
             likely_small_m.hopeless,
             likely_small_m.OPTIONS,
         ),
-        scalings=_SCALINGS,
+        scalings=(*_SCALINGS, "block_weight", "column_weight"),
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
         summation=summation.of_small_m,

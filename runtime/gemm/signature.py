@@ -42,6 +42,8 @@ class Signature:
     - "row_column": scale_a (M), one a token, and scale_b (N), one an output channel, f32;
     - "block": scale_a (M, K/128), one for each 1 x 128 of A, and scale_b (N/128, K/128), one for each 128 x 128 of B,
       f32;
+    - "block_weight" and "column_weight": scale_b alone, as "block" and "row_column" have it, for B in e4m3; the kernel
+      quantises A, in 16 bits, to e4m3 by 1 x 128, the largest magnitude of which becomes 448;
     - "mxfp8", "mxfp4": scale_a and scale_b, one for each 1 x 32 of A and of B, ue8m0 in tiles of 128 x 4;
     - "nvfp4": the same for each 1 x 16, e4m3 that are not negative; and scale_ab (1), f32, for the whole product;
     - "mxfp4_weight" and "int4_weight": scale_b alone, one for each 1 x 32 or 1 x 128 of B, ue8m0 or bf16; it and B lie

@@ -23,6 +23,7 @@ PRODUCTS: tuple[tuple[str, str, str], ...] = (
     ("bf16", "i8", "bf16"),
     ("f16", "i8", "f16"),
     ("bf16", "i4", "bf16"),
+    ("bf16", "e4m3", "bf16"),
 )
 ACCUMULATORS = ("f32",)
 

@@ -34,6 +34,8 @@ class Scaling(NamedTuple):
 
     `tensor_scale`: scales are themselves scaled by one f32 factor for the whole product, that of A times that of B.
     `zeros`: what a scale multiplies is a number of B less a zero point.
+    `quantised_k`: kernels quantise A to B's type, with a scale for each row and so many elements of K, the largest
+    magnitude of which becomes the type's largest number.
     """
 
     word: str
@@ -46,6 +48,7 @@ class Scaling(NamedTuple):
     tensor_scale: bool = False
     of_b: tuple[str, ...] = ()
     zeros: bool = False  # in the memory of scales each is followed by a zero point
+    quantised_k: int | None = None
 
     def fits(self, a: str, b: str) -> bool:
         """Whether A and B of these element types may be scaled so."""
@@ -91,6 +94,15 @@ SCALINGS: dict[str, Scaling] = {
         Scaling("mxfp8", ("e4m3",), "ue8m0", rows_a=1, rows_b=1, k=32, layout=TILES),
         Scaling("mxfp4", ("e2m1",), "ue8m0", rows_a=1, rows_b=1, k=32, layout=TILES),
         Scaling("nvfp4", ("e2m1",), "ue4m3", rows_a=1, rows_b=1, k=16, layout=TILES, tensor_scale=True),
+        # Of weights alone in e4m3, whose A is quantised as "block" has it while it is loaded.
+        Scaling(
+            *("block_weight", ("bf16",), "f32"),
+            rows_b=SCALE_BLOCK,
+            k=SCALE_BLOCK,
+            of_b=("e4m3",),
+            quantised_k=SCALE_BLOCK,
+        ),
+        Scaling("column_weight", ("bf16",), "f32", rows_b=1, of_b=("e4m3",), quantised_k=SCALE_BLOCK),
         # Of weights alone, prepared by `runtime.torch.weights`.
         Scaling("mxfp4_weight", ("bf16",), "ue8m0", rows_b=1, k=32, layout=FRAGMENTS, of_b=("e2m1",)),
         Scaling("int4_weight", ("bf16",), "bf16", rows_b=1, k=128, layout=FRAGMENTS, of_b=("u4",)),

@@ -32,7 +32,8 @@ class Decision:
     is one, and then the only one that is called but at the M in `apart`, where `plain` is, and the server's activation
     after it. `asked` is the one that the server is expected to call, and `reason` says why the archive does not serve
     it. `kind` is "linear layer", "head", "embedding", which is a head only in models that tie it, "fp8 layer" or "int4
-    layer". `binding` says that the server cannot compute the layer any more.
+    layer". `binding` says that the server cannot compute the layer any more. `few` is the signature that serves an fp8
+    layer for up to `most_few` tokens, which it quantises itself.
     """
 
     kind: str
@@ -43,6 +44,8 @@ class Decision:
     fused: str = ""
     binding: bool = False
     apart: tuple[tuple[int, int | None], ...] = ()
+    few: str = ""
+    most_few: int = 0
 
     @property
     def asked(self) -> str:
@@ -103,6 +106,23 @@ def _choose(lib: Library, wanted: Signature) -> tuple[Signature | None, str]:
     kernel of a model writes its weights, and `aot tune --in-graph` says of such an entry where not to overlap."""
     most = dataclasses.replace(wanted, overlap=OVERLAPS[-1])
     return (most, "") if lib.is_tuned(most) else choose(lib, wanted)
+
+
+# Of products of quantised activations the scaling by which kernels quantise them as they load them.
+_UNQUANTISED = {"block": "block_weight", "row_column": "column_weight"}
+
+
+def of_few_tokens(lib: Library, signature: Signature) -> tuple[Signature, int] | None:
+    """The signature that computes what `signature` does, of activations in D's type that its kernels quantise, and the
+    most tokens that it was tuned for; None where nothing was tuned."""
+    scaling = _UNQUANTISED.get(signature.scaling)
+    if scaling is None:
+        return None
+    found, _ = _choose(lib, dataclasses.replace(signature, a=signature.d, scaling=scaling))
+    if found is None or not lib.is_tuned(found):
+        return None
+    most = lib.entry(found).tuned_to
+    return None if most is None else (found, most)
 
 
 def overlap_of(key: str) -> str:

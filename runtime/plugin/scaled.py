@@ -1,4 +1,5 @@
-"""Products with scales as an operator of torch's: `cute_aot::scaled_gemm`, which serves every M.
+"""Products with scales as operators of torch's, which serve every M: `cute_aot::scaled_gemm`, and of activations that
+nobody has quantised yet `cute_aot::quantising_gemm`.
 
 Where no kernel of the library takes a call, which the library itself refuses in fp8, torch computes it inside.
 """
@@ -9,7 +10,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +18,27 @@ from ..errors import ArgumentError, KernelMiss
 from ..numbers.scaling import SCALE_BLOCK
 from ..serve.library import Library
 from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, bare, library_of, tell_inductor
+
+class Few(NamedTuple):
+    """Of a layer in fp8, the GEMM of so few tokens that its kernels quantise them as they load them.
+
+    `scaling` is that of the GEMM of quantised activations, `most` the most tokens, and `overlap` what is promised.
+    """
+
+    scaling: str
+    most: int
+    overlap: str
+
+
+Quantiser = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+_quantisers: dict[str, Quantiser] = {}  # the server's, by scaling
+
+
+def quantise_with(scaling: str, quantiser: Quantiser) -> None:
+    """Let the server's own function quantise x (M, K), to e4m3 and the scales that `scaling` has, where there are more
+    tokens than `Few` says."""
+    _quantisers[scaling] = quantiser
+
 
 # Where it is said that torch computed a call of a library; that of no server, as far as nothing else was said.
 _logs: weakref.WeakKeyDictionary[Library, logging.Logger] = weakref.WeakKeyDictionary()
@@ -64,6 +86,53 @@ def _computed(
     return found
 
 
+OPERATORS.define(
+    "quantising_gemm(int library, Tensor x, Tensor b, Tensor scale_b, ScalarType dtype, str scaling, int most, "
+    "str overlap) -> Tensor",
+    tags=TAGS,
+)
+
+
+def _quantising_gemm(
+    library: int,
+    x: torch.Tensor,
+    b: torch.Tensor,
+    scale_b: torch.Tensor,
+    dtype: torch.dtype,
+    scaling: str,
+    most: int,
+    overlap: str,
+) -> torch.Tensor:
+    return _quantising(library, x, b, scale_b, Few(scaling, most, overlap), {"dtype": dtype})
+
+
+def direct_quantising(library: int, *_names: str, dtype: torch.dtype, **few: Any) -> Callable[..., None]:
+    """As `direct`, of `quantising_gemm`."""
+    of = Few(**few)
+
+    def call(x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, *, out: torch.Tensor) -> None:
+        _quantising(library, x, b, scale_b, of, {"out": out})
+
+    return call
+
+
+def _quantising(
+    library: int, x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, few: Few, to: dict[str, Any]
+) -> torch.Tensor:
+    """The product, by one kernel of few tokens, or by the server's that quantises and one of the library's."""
+    x = bare(x)
+    if x.shape[0] <= few.most:
+        try:
+            given = bare(b), _in_f32(scale_b)
+            found: torch.Tensor = library_of(library).gemm(x, given[0], scale_b=given[1], overlap=few.overlap, **to)
+            return found
+        except (KernelMiss, ArgumentError) as error:
+            then = "was computed of quantised tokens"
+            say_once(library_of(library), "an fp8 GEMM of few tokens", b.shape[0], b.shape[1], error, then)
+    a, scale_a = _quantisers[few.scaling](x)
+    return _computed(library, a, b, scale_a, scale_b, to)
+
+
 def _in_f32(scales: torch.Tensor) -> torch.Tensor:
     """Scales as kernels take them; of checkpoints, some are ue8m0."""
     scales = bare(scales)
@@ -79,19 +148,23 @@ def _widened(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return x.float() * scales
 
 
-def say_once(lib: Library, what: str, n: int, k: int, error: Exception) -> None:
-    """Say that torch computes `what` of N and K, since `lib` refused it with this error."""
+_BY_TORCH = "was computed by torch, slowly"
+
+
+def say_once(lib: Library, what: str, n: int, k: int, error: Exception, then: str = _BY_TORCH) -> None:
+    """Say what becomes of `what` of N and K, since `lib` refused it with this error."""
     reason = getattr(error, "reason", "its operands")
-    _say_once(_logs.get(lib, logging.getLogger("cute_aot")), what, n, k, type(error).__name__, reason)
+    _say_once(_logs.get(lib, logging.getLogger("cute_aot")), what, n, k, then, type(error).__name__, reason)
 
 
 @functools.lru_cache(1024)
-def _say_once(log: logging.Logger, what: str, n: int, k: int, error: str, reason: str) -> None:
-    log.warning("%s of N %d and K %d was computed by torch, slowly: %s, %s", what, n, k, error, reason)
+def _say_once(log: logging.Logger, what: str, n: int, k: int, then: str, error: str, reason: str) -> None:
+    log.warning("%s of N %d and K %d %s: %s, %s", what, n, k, then, error, reason)
 
 
 for _key in ("CUDA", "CPU"):
     OPERATORS.impl("scaled_gemm", _scaled_gemm, _key)
+    OPERATORS.impl("quantising_gemm", _quantising_gemm, _key)
 
 
 @torch.library.register_fake("cute_aot::scaled_gemm", lib=OPERATORS)
@@ -100,5 +173,13 @@ def _fake(library: int, a: torch.Tensor, b: torch.Tensor, _a: Any, _b: Any, dtyp
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
 
 
+@torch.library.register_fake("cute_aot::quantising_gemm", lib=OPERATORS)
+def _fake_quantising(library: int, x: torch.Tensor, b: torch.Tensor, _b: Any, dtype: torch.dtype, *_few: Any) -> Any:
+    tell_inductor()
+    return x.new_empty((x.shape[0], b.shape[0]), dtype=dtype)
+
+
 SCALED = torch.ops.cute_aot.scaled_gemm.default
+QUANTISING = torch.ops.cute_aot.quantising_gemm.default
 DIRECT[SCALED] = Direct(__name__, "direct")
+DIRECT[QUANTISING] = Direct(__name__, "direct_quantising")

@@ -1,6 +1,7 @@
 """The layers of SGLang's in fp8 that an archive computes: how one is told by its scales, and what is called instead.
 
-Activations are quantised by SGLang's own functions, as it would for the same layer. Knows SGLang's layers by their
+Activations are quantised by SGLang's own functions, as it would for the same layer, or where they are few by kernels of
+the archive. Knows SGLang's layers by their
 attributes, and the functions that `hooks` lists.
 """
 
@@ -15,7 +16,7 @@ import torch
 from ..errors import ArgumentError, KernelMiss
 from ..gemm.signature import Signature
 from ..numbers.scaling import SCALE_BLOCK
-from ..plugin.scaled import SCALED
+from ..plugin.scaled import QUANTISING, SCALED, Few, quantise_with
 from ..program.tensor import dtype_name
 from ..torch.operator import library_of
 from . import hooks
@@ -24,12 +25,13 @@ _MARK = "_cute_aot_scaled"  # of a weight that is served
 
 
 class Weight(NamedTuple):
-    """What calls need to know of a weight: the library's number, which scaling, and the element type of activations and
-    result."""
+    """What calls need to know of a weight: the library's number, which scaling, the element type of activations and
+    result, and what serves few tokens that nobody has quantised."""
 
     number: int
     scaling: str
     dtype: torch.dtype
+    few: Few | None = None
 
 
 def is_fp8(layer: Any) -> bool:
@@ -62,9 +64,22 @@ def matrix(layer: Any, scaling: str) -> Any:
     return layer.weight if scaling == "block" else layer.weight.t()
 
 
-def take(layer: Any, number: int, signature: Signature, dtype: torch.dtype) -> None:
-    """Let calls for the weight of this layer go to the library of this number."""
-    setattr(layer.weight, _MARK, Weight(number, signature.scaling, dtype))
+def is_dynamic(layer: Any) -> bool:
+    """Whether activations have scales of their own, and not of the checkpoint."""
+    return getattr(layer, "input_scale", None) is None
+
+
+def take(layer: Any, weight: Weight) -> None:
+    """Let calls for the weight of this layer go to the library that `weight` says."""
+    if weight.few is not None:
+        kernels: Any = importlib.import_module(hooks.FP8)
+        quantise_with("row_column", kernels.sglang_per_token_quant_fp8)
+        quantise_with("block", lambda x: _quantised_by_blocks(kernels, x))
+    setattr(layer.weight, _MARK, weight)
+
+
+def _quantised_by_blocks(kernels: Any, x: torch.Tensor) -> Any:
+    return kernels.sglang_per_token_group_quant_fp8(x, SCALE_BLOCK, column_major_scales=True, scale_tma_aligned=True)
 
 
 def leave(layer: Any) -> None:
@@ -114,8 +129,13 @@ def around_linear(computed: Callable[..., Any]) -> Callable[..., Any]:
         if mark is None or args or input.dtype != mark.dtype:
             return computed(input, weight, weight_scale, input_scale, input_scale_ub, bias, *args, **more)
         x = input.reshape(-1, input.shape[-1])
-        if more.get("compressed_tensor_quant", False):
-            per_token = more.get("use_per_token_if_dynamic", False)
+        per_token = more.get("use_per_token_if_dynamic", False)
+        compressed = more.get("compressed_tensor_quant", False)
+        if mark.few is not None and input_scale is None and (per_token or not compressed):
+            columns = weight_scale.reshape(-1, 1)
+            d = QUANTISING(mark.number, x.contiguous(), weight.t(), columns, mark.dtype, *mark.few)
+            return (d if bias is None else d + bias).view(*input.shape[:-1], weight.shape[1])
+        if compressed:
             x, scales = kernels.scaled_fp8_quant(x, input_scale, use_per_token_if_dynamic=per_token)
         elif input_scale is not None:
             x, scales = kernels.static_quant_fp8(x, input_scale, repeat_scale=mark.scaling == "row_column")
@@ -141,10 +161,12 @@ def around_block(computed: Callable[..., Any]) -> Callable[..., Any]:
         mark = getattr(weight, _MARK, None)
         if mark is None or input_scale is not None or input.dtype != mark.dtype:
             return computed(input, weight, block_size, weight_scale, input_scale, bias)
-        x, scales = kernels.sglang_per_token_group_quant_fp8(
-            input.reshape(-1, input.shape[-1]), SCALE_BLOCK, column_major_scales=True, scale_tma_aligned=True
-        )
-        d = SCALED(mark.number, x, weight, scales, weight_scale, mark.dtype)
+        x = input.reshape(-1, input.shape[-1])
+        if mark.few is not None:
+            d = QUANTISING(mark.number, x.contiguous(), weight, weight_scale, mark.dtype, *mark.few)
+        else:
+            x, scales = _quantised_by_blocks(kernels, x)
+            d = SCALED(mark.number, x, weight, scales, weight_scale, mark.dtype)
         return (d if bias is None else d + bias).view(*input.shape[:-1], weight.shape[0])
 
     return block_fp8_linear

@@ -13,7 +13,7 @@ import torch
 from ..errors import ArgumentError
 from ..gemm.signature import Signature
 from ..numbers.scaling import SCALE_BLOCK
-from ..plugin.scaled import SCALED
+from ..plugin.scaled import QUANTISING, SCALED, Few, quantise_with
 from ..program.tensor import dtype_name
 
 # By the groups that share a scale, rows by columns, of activations (M, K) and of weights (N, K); -1 means all of them.
@@ -47,12 +47,16 @@ def wanted(config: Any) -> Signature:
 
 
 def classes(
-    scaled: type, block: type, asked: Callable[[Any], tuple[bool, str | None]], made: Callable[[Any, Any], int]
+    scaled: type,
+    block: type,
+    asked: Callable[[Any], tuple[bool, str | None]],
+    made: Callable[[Any, Any], tuple[int, Few | None]],
 ) -> tuple[type, type]:
     """Classes for vLLM's two lists, derived from its `scaled` and `block`.
 
     `asked` says of a layer's description whether the archive computes it, and if not why not; `made` is told of each
-    GEMM of these classes and the layer's description, and returns the number by which operators know the library.
+    GEMM of these classes and the layer's description, and returns the number by which operators know the library, and
+    what serves few tokens as they are.
     """
 
     class Asked:
@@ -66,12 +70,34 @@ def classes(
         def can_implement(cls, config: Any) -> tuple[bool, str | None]:
             return asked(config)
 
+        def take(self, config: Any) -> None:
+            """Note what serves this layer, and leave few tokens as they are, which vLLM's `apply_weights` quantises
+            by an attribute."""
+            self.number, self.few = made(self, config)
+            quantiser: Any = getattr(self, "quant_fp8", None)
+            if self.few is None or not hasattr(quantiser, "forward_cuda"):
+                self.few = None
+                return
+            quantise_with(self.few.scaling, quantiser.forward_cuda)
+
+            def unless_few(x: Any, scale: Any = None, scale_ub: Any = None, **more: Any) -> tuple[Any, Any]:
+                given = scale is not None or scale_ub is not None
+                return quantiser(x, scale, scale_ub, **more) if given else (x, None)
+
+            self.quant_fp8 = unless_few
+
+        def product(self, a: Any, b: Any, scale_a: Any, scale_b: Any, dtype: Any) -> Any:
+            """The product of `a` (M, K), quantised or not, and `b` (N, K)."""
+            if scale_a is not None:
+                return SCALED(self.number, a, b, scale_a, scale_b, dtype)
+            return QUANTISING(self.number, a.contiguous(), b, scale_b, dtype, *self.few)
+
     class CuteAotFp8(Asked, scaled):
         """Scaled by tensor, or by row and column."""
 
         def __init__(self, c: Any, layer_param_names: Any) -> None:
             super().__init__(c, layer_param_names)
-            self.number = made(self, c)
+            self.take(c)
 
         def input_quant_key(self) -> Any:
             """Activations that were quantised before with one static scale are taken as they come."""
@@ -81,7 +107,7 @@ def classes(
         def apply_scaled_mm(
             self, *, A: Any, B: Any, out_dtype: Any, As: Any, Bs: Any, bias: Any, output_shape: Any
         ) -> Any:
-            d = SCALED(self.number, A, B.t(), As, Bs, out_dtype)
+            d = self.product(A, B.t(), As, Bs, out_dtype)
             return (d if bias is None else d + bias).view(*output_shape)
 
     class CuteAotFp8Block(Asked, block):
@@ -89,9 +115,9 @@ def classes(
 
         def __init__(self, config: Any) -> None:
             super().__init__(config)
-            self.number = made(self, config)
+            self.take(config)
 
         def apply_block_scaled_mm(self, A: Any, B: Any, As: Any, Bs: Any) -> Any:
-            return SCALED(self.number, A, B, As, Bs, self.config.out_dtype or self.config.input_dtype)
+            return self.product(A, B, As, Bs, self.config.out_dtype or self.config.input_dtype)
 
     return CuteAotFp8, CuteAotFp8Block

@@ -241,14 +241,18 @@ class Plugin(Served):
         self._decisions[gemm] = Decision(INT4, keys[0], keys[1], with_bias=not keys[0], binding=True)
         return self._number(), bool(keys[0]), bool(keys[1])
 
-    def made_fp8(self, gemm: Any, config: Any) -> int:
-        """Note an fp8 GEMM that vLLM made of one of the archive's classes; the library's number."""
+    def made_fp8(self, gemm: Any, config: Any) -> tuple[int, Any]:
+        """Note an fp8 GEMM that vLLM made of one of the archive's classes; the library's number, and a `scaled.Few` if
+        few tokens need not be quantised before."""
         from ..plugin.linears import FP8, Decision
         from .fp8 import wanted
 
         assert self.lib is not None  # it was asked before
-        self._decisions[gemm] = Decision(FP8, wanted(config).key(), binding=True)
-        return self._number()
+        signature = wanted(config)
+        key, few = self.few_tokens(signature) if config.out_dtype in (None, config.input_dtype) else ("", None)
+        most = few.most if few else 0
+        self._decisions[gemm] = Decision(FP8, signature.key(), binding=True, few=key, most_few=most)
+        return self._number(), few
 
     def choose_experts(self, method: Any, layer: Any) -> None:
         """Decide about experts whose weights are in place, before vLLM makes their kernel of the class that `method`

@@ -81,6 +81,9 @@ CASES = (
     # So much of K that rings of stages go around, with loads of a few times as much under way.
     Case(_gemm("bf16", "e2m1", "bf16", 16, 3264, scaling="mxfp4_weight"), 9),
     Case(Grouped("bf16", "e2m1", "bf16", 2, 16, 3264, scaling="mxfp4_weight"), 9),
+    Case(_gemm("bf16", "e4m3", "bf16", 288, 656, epilogue="swiglu", scaling="block_weight"), 37),
+    Case(_gemm("bf16", "e4m3", "bf16", 16, 6160, scaling="block_weight"), 3),
+    Case(_gemm("bf16", "e4m3", "bf16", 144, 912, epilogue="bias", scaling="column_weight"), 21),
 )
 
 

@@ -26,7 +26,7 @@ _ARGUMENTS = (
 
 def small_m_form(variant: Variant) -> SmallMForm:
     """What of a variant, besides its choices, the few-token GEMM depends on."""
-    return SmallMForm(DTYPES[variant.a].bytes, variant.scaling, variant.b_major, variant.epilogue, variant.batched)
+    return SmallMForm(DTYPES[variant.b].bytes, variant.scaling, variant.b_major, variant.epilogue, variant.batched)
 
 
 def w4_form(v: Variant) -> W4Form:

@@ -18,12 +18,13 @@ from runtime.gemm.signature import Operand, Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.epilogue import CLAMPED
 from runtime.numbers.packed import from_tiles
-from runtime.numbers.scaling import SCALINGS, TILES
+from runtime.numbers.scaling import SCALE_BLOCK, SCALINGS, TILES
 from runtime.program.operation import extents_at
 
 from ..elements import TORCH_DTYPES, name_of, poisoned, to_numbers, to_type
 from ..measure import tolerance
 from ..operand_sets import FieldOperands, RandomOperands
+from ..quantise.measures import LEAST_AMAX
 from .prepared_weights import dequantised, put_zero_points, random_weight, scale_size
 
 # Up to this many elements a reference is computed in float64: 80 MiB for each of these, and milliseconds.
@@ -90,7 +91,7 @@ class Weights(RandomOperands[Signature]):
         s = self.signature
         batch = (s.batch,) if s.batch > 1 else ()
         n_major = s.b_major == "n"
-        if SCALINGS[s.scaling].operands == "b":
+        if SCALINGS[s.scaling].operands == "b" and not SCALINGS[s.scaling].quantised_k:
             return random_weight(s.n, s.k, s.b, self.generator)
         shape = (*batch, s.k, s.n) if n_major else (*batch, s.n, s.k)
         if DTYPES[s.b].mantissa_bits is None:
@@ -191,6 +192,8 @@ def reference(signature: Signature, operands: OperandSet) -> torch.Tensor:
     scale_a, scale_b = extras.get("scale_a"), extras.get("scale_b")
     scaling = SCALINGS[signature.scaling]
     a, b = to_numbers(a, signature.a, wide), weights_as_numbers(signature, b, extras, wide)
+    if scaling.quantised_k:
+        a = _requantised(a, signature.b)
     if scale_a is not None and scale_b is not None:
         if scaling.layout == TILES:
             scale_a, scale_b = from_tiles(scale_a), from_tiles(scale_b)
@@ -220,9 +223,25 @@ def weights_as_numbers(
     signature: Signature, b: torch.Tensor, extras: Mapping[str, torch.Tensor], wide: torch.dtype = torch.float32
 ) -> torch.Tensor:
     """B (N, K) as what A is multiplied with, where it has scales alone; as it is, where scales are of both."""
-    if SCALINGS[signature.scaling].operands == "b":
+    scaling = SCALINGS[signature.scaling]
+    if scaling.operands != "b":
+        return to_numbers(b, signature.b, wide)
+    if not scaling.quantised_k:
         return dequantised(signature.scaling, b, extras["scale_b"]).to(wide)
-    return to_numbers(b, signature.b, wide)
+    return to_numbers(b, signature.b, wide) * _spread(extras["scale_b"].to(wide), (scaling.rows_b, scaling.k), b.shape)
+
+
+def _requantised(a: torch.Tensor, dtype: str) -> torch.Tensor:
+    """The numbers of A (M, K) after kernels have quantised them to `dtype` by 1 x 128.
+
+    They are multiplied by the inverse of the scale, rounded, because ties are frequent: A has few bits.
+    """
+    rows, k = a.shape
+    blocks = torch.nn.functional.pad(a.float(), (0, -k % SCALE_BLOCK)).view(rows, -1, SCALE_BLOCK)
+    amax = blocks.abs().amax(-1, keepdim=True).clamp_min(LEAST_AMAX)
+    largest = amax.new_tensor(DTYPES[dtype].largest)  # torch divides a number by a tensor in two steps
+    narrow = to_numbers((blocks * (largest / amax)).to(TORCH_DTYPES[dtype]), dtype, a.dtype)
+    return (narrow * (amax / largest)).view(rows, -1)[:, :k]
 
 
 def saturated(value: torch.Tensor, dtype: str) -> torch.Tensor:

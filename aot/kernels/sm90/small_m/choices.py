@@ -73,7 +73,9 @@ def _rule_of_form(options: Mapping[str, Any], form: Form) -> str | None:
         return f"a gated epilogue needs tile_n in multiples of {2 * HALF_GROUP}"
     if form.b_major != "k" and (form.element_bytes != 2 or options["tile_n"] % WGMMA_ROWS):
         return f"N-major B needs 16-bit elements, and tile_n in multiples of {WGMMA_ROWS}"
-    if form.scaling == "block" and not Plan.of(options, form).swapped:
+    if form.quantises and (options["cluster_n"] > 1 or form.batched):
+        return "what quantises A shares it with no other CTA, and has no batch"
+    if form.scaled_by_stage and not Plan.of(options, form).swapped:
         return f"scales of blocks need a tile of at most {FEW_TOKENS} x {FEW_WEIGHTS}"
     return None
 

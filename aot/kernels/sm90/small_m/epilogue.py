@@ -47,8 +47,8 @@ def fetch_terms(
             slot = thread + step * plan.consumer_threads
             row = row_of_b(plan.tile_n, plan.form, work.tile_column, slot, extent_n)
             if slot < plan.tile_n and row < extent_n:
-                if cutlass.const_expr(plan.form.scaling == "row_column"):
-                    terms[plan.tile_m + slot] = operands.scale_b[row]
+                if cutlass.const_expr(plan.form.scales_of_rows):
+                    terms[plan.rows_offset + slot] = operands.scale_b[row]
                 if cutlass.const_expr(plan.form.parts.bias):
                     terms[plan.bias_offset + slot] = operands.bias[row].to(cutlass.Float32)
 
@@ -139,7 +139,10 @@ def _scale(
     if cutlass.const_expr(plan.form.scaling == "row_column"):
         of_token = terms[token]
         for i in cutlass.range_constexpr(width):
-            total[i] = total[i] * (of_token * terms[plan.tile_m + vector * width + i])
+            total[i] = total[i] * (of_token * terms[plan.rows_offset + vector * width + i])
+    elif cutlass.const_expr(plan.form.scales_of_rows):
+        for i in cutlass.range_constexpr(width):
+            total[i] = total[i] * terms[plan.rows_offset + vector * width + i]
     if cutlass.const_expr(plan.form.parts.bias):
         for i in cutlass.range_constexpr(width):
             total[i] = total[i] + terms[plan.bias_offset + vector * width + i]

@@ -19,6 +19,7 @@ from .operands import batch_last, box_layout, m_side_layouts, n_side_layout, til
 from .pipeline import DRAINED, EMPTY_READY, FULL_READY, KTiles, Pipeline, Work
 from .plan import Plan
 from .producer import TmaOperand, TokenScales, produce
+from .quantiser import QuantisedStages, quantise
 from .split_k import exchange, pushed_bytes
 
 
@@ -60,7 +61,7 @@ class SmallM:
         `runtime.gemm.signature` has the shapes."""
         plan = self.plan
         a, b, d, residual = (batch_last(plan, t) for t in (a, b, d, residual))
-        element = a.element_type
+        element = b.element_type
         m_side_layout, mma_layout = m_side_layouts(plan, element)
         other_layout = n_side_layout(plan, element)
         b_layout = m_side_layout if plan.swapped else other_layout
@@ -68,7 +69,9 @@ class SmallM:
         load_a = cpasync.CopyBulkTensorTileG2SMulticastOp() if plan.cluster_n > 1 else load
         boxes = box_layout(plan, element)
         box = (plan.box_tokens, plan.tile_k)
-        a_atom, a_tma = cpasync.make_tiled_tma_atom(load_a, a, cute.select(boxes, [0, 1]), box)
+        a_atom, a_tma = None, a
+        if cutlass.const_expr(not plan.form.quantises):
+            a_atom, a_tma = cpasync.make_tiled_tma_atom(load_a, a, cute.select(boxes, [0, 1]), box)
         b_atom, b_tma = cpasync.make_tiled_tma_atom(
             load, weight_tiles.view(plan, b), weight_tiles.shared(plan, b_layout), weight_tiles.tiler(plan)
         )
@@ -88,7 +91,8 @@ class SmallM:
     def kernel(
         self, load_a: Any, load_b: Any, b: cute.Tensor, d: cute.Tensor, extras: Any, mma: Any, layouts: Any
     ) -> None:
-        """One tile of D, or one slice of K of it. Loads are a TMA atom and a tensor, `layouts` those of stages."""
+        """One tile of D, or one slice of K of it. Loads are a TMA atom, None where A is quantised, and a tensor;
+        `layouts` are those of stages."""
         plan = self.plan
         block_n, block_m, item = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -113,18 +117,28 @@ class SmallM:
         work = Work(block_m, tile_column, batch, cta_n, slice_k, k_tiles, tokens)
         if warp == plan.consumer_threads // WARP:
             cpasync.prefetch_descriptor(b_atom)
-            cpasync.prefetch_descriptor(a_atom)
-            self._set_up_full(storage.pipeline.full)
+            of_a = None
             shared_a, shared_b = storage.m_side, storage.n_side
             if cutlass.const_expr(plan.swapped):
                 shared_a, shared_b = shared_b, shared_a
-            of_a = TmaOperand(a_atom, a, cute.make_tensor(shared_a.iterator, boxes.outer))
+            if cutlass.const_expr(a_atom is not None):
+                cpasync.prefetch_descriptor(a_atom)
+                of_a = TmaOperand(a_atom, a, cute.make_tensor(shared_a.iterator, boxes.outer))
+            self._set_up_full(storage.pipeline.full)
             of_b = TmaOperand(b_atom, b_tma, shared_b)
             produce(plan, of_a, of_b, TokenScales(scale_a, storage.scales), storage.pipeline, work)
         else:
             scales = BlockScales(storage.scales, scale_b, cute.size(b, mode=[0]))
             operands = EpilogueOperands(d, residual, scale_a, scale_b, bias, scale_d, storage.terms)
-            self._consume(mma, b, storage, operands, scales, work)
+            if cutlass.const_expr(plan.form.quantises):
+                stages = QuantisedStages(storage.n_side.iterator, storage.scales)
+                quantiser = warp - (plan.consumer_threads // WARP + 1)
+                if quantiser >= 0:
+                    quantise(plan, a, stages, storage.pipeline, work, quantiser)
+                else:
+                    self._consume(mma, b, storage, operands, scales, work)
+            else:
+                self._consume(mma, b, storage, operands, scales, work)
 
     def _allocate(self, element: Any, m_side_layout: Any, mma_layout: Any, other_layout: Any) -> _Storage:
         """Lay out shared memory."""
@@ -142,7 +156,7 @@ class SmallM:
         arrived = smem.allocate_array(cutlass.Int64, 1, byte_alignment=8)
         terms = smem.allocate_array(cutlass.Float32, max(plan.epilogue_terms, 1), byte_alignment=16)
         scales = terms
-        if plan.form.scaling == "block":
+        if plan.form.scaled_by_stage:
             scales = smem.allocate_array(cutlass.Float32, plan.stages * plan.tile_m, byte_alignment=16)
         return _Storage(m_side, n_side, multiplied, staging, Pipeline(full, empty), arrived, terms, scales)
 

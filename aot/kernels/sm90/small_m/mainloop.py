@@ -18,7 +18,8 @@ from .plan import row_of_b
 
 
 class BlockScales(NamedTuple):
-    """Scales of blocks: of A, (tokens, stages) in shared memory, of B, (N / 128, K / 128), and B's extent N."""
+    """Scales of blocks: of A, (tokens, stages) in shared memory, of B, (N / 128, K / 128) if it has them by blocks, and
+    B's extent N."""
 
     shared: Any
     scale_b: Any
@@ -109,7 +110,7 @@ def _promote(
     thread: cutlass.Int32,
 ) -> None:
     """Add what tensor cores accumulated to the f32 registers, times the scales of its blocks if there are any."""
-    if cutlass.const_expr(plan.form.scaling != "block"):
+    if cutlass.const_expr(not plan.form.scaled_by_stage):
         for i in cutlass.range_constexpr(cute.size(accumulators)):
             accumulators[i] += partial[i]
     else:
@@ -121,7 +122,9 @@ def _promote(
                 row = thread // WARP * 16 + thread % WARP // 4 + half * 8 + atom * (WGMMA_ROWS * plan.consumers)
                 at = row_of_b(plan.tile_n, plan.form, block.tile_column, row, scales.n)
                 at = cutlass.min(at, scales.n - 1) // SCALE_BLOCK
-                of_weights = scales.scale_b[at, block.k_tile]
+                of_weights = cutlass.Float32(1.0)  # where the epilogue scales them
+                if cutlass.const_expr(not plan.form.scales_of_rows):
+                    of_weights = scales.scale_b[at, block.k_tile]
                 for group in cutlass.range_constexpr(groups):
                     for token in cutlass.range_constexpr(2):
                         i = token + 2 * (half + 2 * (group + groups * atom))

@@ -46,7 +46,7 @@ class Work(NamedTuple):
 @cute.jit
 def release(plan: cutlass.Constexpr, empty: cute.Pointer, slice_k: cutlass.Int32) -> None:
     """A consumer warp: a stage may be filled again, here and where its A comes from."""
-    if cutlass.const_expr(plan.form.scaling == "block"):
+    if cutlass.const_expr(plan.form.scaled_by_stage):
         _arrive(plan, empty, slice_k)
     else:
         with cute.arch.elect_one():

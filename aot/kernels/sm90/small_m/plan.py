@@ -30,6 +30,7 @@ from .form import Form
 FEW_TOKENS, FEW_WEIGHTS = 64, 128  # tiles up to which weights take WGMMA's M side, which comes in 64 rows
 HALF_GROUP = 8  # gates, or ups, of the 16 rows of B that a gated epilogue takes together
 _MOST_STAGES = 32
+QUANTISERS = 4  # warps that take stages in turn, where A is quantised
 _BOX_TOKENS = 16
 # Columns whose 8-bit products the tensor cores accumulate in their own precision: docs/kernels/sm90_small_m.md.
 _PROMOTION_COLUMNS = 256
@@ -105,15 +106,15 @@ class Plan:
 
     @property
     def threads(self) -> int:
-        """Of a CTA: the consumers', and a producer warp's."""
-        return self.consumer_threads + WARP
+        """Of a CTA: the consumers', a producer warp's, and those of warps that quantise A."""
+        return self.consumer_threads + WARP * (1 + QUANTISERS * self.form.quantises)
 
     # Stages, and the TMA boxes that fill them.
 
     @property
     def tile_k(self) -> int:
         """Columns of a stage: rows of 256 bytes for few tokens, of 128 for many, which leaves more stages."""
-        if self.form.scaling == "block":
+        if self.form.scaled_by_stage:
             return SCALE_BLOCK
         return (2 if self.tile_m <= FEW_TOKENS else 1) * SWIZZLE_ATOM_BYTES // self.form.element_bytes
 
@@ -134,20 +135,23 @@ class Plan:
 
     @property
     def full_arrivals(self) -> int:
-        """At a full barrier: TMA's, with its bytes, and where scales come along each lane's, with its own of those."""
+        """At a full barrier: TMA's, with its bytes; the warp's that quantised A, or where scales come along each
+        lane's, with its own of those."""
+        if self.form.quantises:
+            return 2
         return 1 + WARP * (self.form.scaling == "block")
 
     @property
     def empty_arrivals(self) -> int:
         """At an empty barrier, of one CTA: each warp's, or each thread's where each has read scales."""
-        return self.consumer_threads // (1 if self.form.scaling == "block" else WARP)
+        return self.consumer_threads // (1 if self.form.scaled_by_stage else WARP)
 
     @property
     def promotion_interval(self) -> int:
         """Stages of K after which f32 registers take over what the tensor cores accumulated, or 0 for never."""
         if self.form.element_bytes > 1:
             return 0
-        return (SCALE_BLOCK if self.form.scaling == "block" else _PROMOTION_COLUMNS) // self.tile_k
+        return (SCALE_BLOCK if self.form.scaled_by_stage else _PROMOTION_COLUMNS) // self.tile_k
 
     # The epilogue, whose accumulators go through shared memory, a row a token.
 
@@ -178,13 +182,17 @@ class Plan:
     @property
     def epilogue_terms(self) -> int:
         """F32 elements of what a tile's epilogue keeps: scales of its tokens and rows of B, and bias."""
-        scales = self.tile_m + self.tile_n if self.form.scaling == "row_column" else 0
-        return scales + (self.tile_n if self.form.parts.bias else 0)
+        return self.bias_offset + (self.tile_n if self.form.parts.bias else 0)
+
+    @property
+    def rows_offset(self) -> int:
+        """Where scales of rows of B begin in these, behind those of tokens."""
+        return self.tile_m if self.form.scaling == "row_column" else 0
 
     @property
     def bias_offset(self) -> int:
         """Where bias begins in these."""
-        return self.tile_m + self.tile_n if self.form.scaling == "row_column" else 0
+        return self.rows_offset + (self.tile_n if self.form.scales_of_rows else 0)
 
     @property
     def memory(self) -> Memory:
@@ -196,7 +204,7 @@ class Plan:
         apart = partial if self.swapped else 0
         free = min(SHARED_BYTES_PER_CTA, SHARED_BYTES_PER_SM // self.ctas_per_sm - RESERVED_BYTES_PER_CTA)
         free -= STATIC_BYTES + BARRIER_BYTES + self.epilogue_terms * 4 + apart
-        scales = self.tile_m * 4 if self.form.scaling == "block" else 0
+        scales = self.tile_m * 4 if self.form.scaled_by_stage else 0
         stages = min(_MOST_STAGES, free // (m_side + n_side + scales))
         over = staging + partial - apart
         block = max(stages * (m_side + n_side), over) + apart

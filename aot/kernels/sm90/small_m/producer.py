@@ -1,4 +1,5 @@
-"""The producer warp: keeps every stage full of A and B by TMA, and of scales of A's blocks where there are such.
+"""The producer warp: keeps every stage full of A and B by TMA, and of scales of A's blocks where there are such; of B
+alone where others quantise A (`quantiser`).
 
 Knows nothing of what consumers do with a stage but that they release it.
 """
@@ -56,9 +57,9 @@ class _LoadB(NamedTuple):
 
 @cute.jit
 def produce(
-    plan: cutlass.Constexpr, a: TmaOperand, b: TmaOperand, scales: TokenScales, pipeline: Pipeline, work: Work
+    plan: cutlass.Constexpr, a: Any, b: TmaOperand, scales: TokenScales, pipeline: Pipeline, work: Work
 ) -> None:
-    """Load the operands of a CTA's slice of K."""
+    """Load the operands of a CTA's slice of K. `a` is a TmaOperand, or None."""
     load_a, load_b, stage_bytes = _loads(plan, a, b, scales, work)
     full, empty = pipeline
     first_k, count_k = work.k_tiles
@@ -96,24 +97,27 @@ def produce(
             phase ^= 1
 
 
-def _loads(plan: Plan, a: TmaOperand, b: TmaOperand, scales: TokenScales, work: Work) -> tuple[_LoadA, _LoadB, Any]:
-    """How A and B come, and how many bytes of them a stage gets."""
+def _loads(plan: Plan, a: Any, b: TmaOperand, scales: TokenScales, work: Work) -> tuple[Any, _LoadB, Any]:
+    """How A, if it is not None, and B come, and how many bytes of them a stage gets."""
     one = cute.make_layout(1)
+    tiled_b = weight_tiles.tiles(plan, b.tensor, work.tile_column, work.batch)
+    to_b, from_b = cpasync.tma_partition(b.atom, 0, one, cute.group_modes(b.shared, 0, 2), tiled_b)
+    load_b = _LoadB(b.atom, from_b, to_b, cutlass.Int64(EVICT_FIRST))
+    row_bytes = plan.tile_k * b.shared.element_type.width // 8
+    stage_bytes = plan.tile_n * row_bytes
+    if a is None:
+        return None, load_b, stage_bytes
     tiled_a = cute.local_tile(a.tensor, (plan.box_tokens, plan.tile_k), (None, None, *work.batch))
     to_a, from_a = cpasync.tma_partition(
         a.atom, 0, one, cute.group_modes(a.shared, 0, 2), cute.group_modes(tiled_a, 0, 2)
     )
-    tiled_b = weight_tiles.tiles(plan, b.tensor, work.tile_column, work.batch)
-    to_b, from_b = cpasync.tma_partition(b.atom, 0, one, cute.group_modes(b.shared, 0, 2), tiled_b)
     boxes = cutlass.min(cute.ceil_div(work.tokens, plan.box_tokens), plan.boxes)
-    row_bytes = plan.tile_k * b.shared.element_type.width // 8
-    stage_bytes = boxes * (plan.box_tokens * row_bytes) + plan.tile_n * row_bytes
-    policy = cutlass.Int64(EVICT_FIRST)
+    stage_bytes = boxes * (plan.box_tokens * row_bytes) + stage_bytes
     mask = None
     if plan.cluster_n > 1:
         every_cta = sum(1 << (other * plan.split_k) for other in range(plan.cluster_n))
         mask = cutlass.Int16(every_cta) << cutlass.Int16(work.slice_k)
-    return _LoadA(a.atom, from_a, to_a, boxes, mask, scales), _LoadB(b.atom, from_b, to_b, policy), stage_bytes
+    return _LoadA(a.atom, from_a, to_a, boxes, mask, scales), load_b, stage_bytes
 
 
 @cute.jit
@@ -126,16 +130,18 @@ def _begin_stage(load: _LoadB, k: cutlass.Int32, stage: cutlass.Int32, full: cut
 
 @cute.jit
 def _issue_a(
-    plan: cutlass.Constexpr, load: _LoadA, work: Work, k: cutlass.Int32, stage: cutlass.Int32, full: cute.Pointer
+    plan: cutlass.Constexpr, load: Any, work: Work, k: cutlass.Int32, stage: cutlass.Int32, full: cute.Pointer
 ) -> None:
-    """Load this CTA's share of the boxes of K tile `k` of A, to all that multiply them, and its scales."""
-    share = plan.boxes // plan.cluster_n
-    for i in cutlass.range_constexpr(share):
-        at = work.cta_n * share + i
-        if at < load.boxes:
-            source = load.source[None, work.tile_row * plan.boxes + at, k]
-            cute.copy(load.atom, source, load.target[None, at, stage], tma_bar_ptr=full, mcast_mask=load.mask)
-    _issue_scales(plan, load.scales, work, k, stage, full)
+    """Load this CTA's share of the boxes of K tile `k` of A, to all that multiply them, and its scales; nothing if
+    `load` is None, and else it is a _LoadA."""
+    if cutlass.const_expr(load is not None):
+        share = plan.boxes // plan.cluster_n
+        for i in cutlass.range_constexpr(share):
+            at = work.cta_n * share + i
+            if at < load.boxes:
+                source = load.source[None, work.tile_row * plan.boxes + at, k]
+                cute.copy(load.atom, source, load.target[None, at, stage], tma_bar_ptr=full, mcast_mask=load.mask)
+        _issue_scales(plan, load.scales, work, k, stage, full)
 
 
 @cute.jit
