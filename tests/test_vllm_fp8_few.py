@@ -84,7 +84,7 @@ def test_archives_without_such_kernels_have_all_tokens_quantised(begin: Any, sca
 def test_only_activations_of_the_results_type_are_taken_as_they_are(begin: Any, change: Any) -> None:
     server = begin([*SERVED, *FEW, signature(N, K, dtype="e4m3", d="f16", scaling="block")])
     worker_of(server)
-    assert made(server, fp8_layer("block", **change), "block").few is None
+    assert made(server, fp8_layer("block", **change), "block").way is None
 
 
 def test_activations_with_a_bound_or_static_scales_are_quantised_by_vllm(begin: Any) -> None:
@@ -95,7 +95,7 @@ def test_activations_with_a_bound_or_static_scales_are_quantised_by_vllm(begin: 
     assert close(gemm.apply_weights(layer, x), layer, x)
     assert server.lib.calls == [(2, True, "serial")]
     static = quant_key((-1, -1), static=True)
-    assert made(server, fp8_layer(activation_quant_key=static), "tensor").few is None
+    assert made(server, fp8_layer(activation_quant_key=static), "tensor").way is None
 
 
 def test_few_tokens_that_no_kernel_takes_are_quantised(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +140,6 @@ def test_operator_passes_torchs_own_checks(begin: Any) -> None:
     worker_of(server)
     gemm, layer = made(server, fp8_layer("row_column"), "row_column"), layer_of("row_column")
     x, b = torch.randn(3, K).bfloat16(), layer.exact.bfloat16()  # torch compares copies, and copies no e4m3 on the CPU
-    given = (gemm.number, x, b, torch.ones(N, 1), torch.bfloat16, *gemm.few)
+    given = (gemm.number, x, b, torch.ones(N, 1), torch.bfloat16, *gemm.way)
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(operator.QUANTISING, given, test_utils=tests)

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from runtime.errors import RecordError
@@ -44,7 +45,7 @@ from .models.config import is_integer, short
 from .models.experts import Arithmetic, Ranks
 from .models.layers import Linear, Model
 from .models.read_model import VOCABULARY_PADDING, padded, read_model
-from .unquantised import with_few_tokens
+from .unquantised import of_unquantised
 
 # What `dtype` means for A, B and D. The router and lm_head stay in the type of D, as fp8 checkpoints keep them.
 DTYPES = {a: next(product for product in PRODUCTS if product[0] == a) for a, *_ in PRODUCTS}
@@ -151,8 +152,9 @@ def manifest_from_config(
             found.fail(f"no target has kernels for all of these layers; {instead}")
     else:
         _check_served(found, (*gemms, *uses), wanted, targets, on_warning)
-    if found.scaling:  # a server quantises what comes to these layers
-        gemms = tuple(with_few_tokens(gemms, targets))
+    if found.scaling:  # servers do not quantise what comes to these layers
+        every, of_rows = of_unquantised(gemms, targets)
+        gemms, uses = tuple(every), _by_operation([*uses, *of_rows])
     return Manifest(
         model or model_name(named_after or source, wanted.tp, layers.called, wanted.fuse, wanted.ep),
         _source(found, ranks, layers),
@@ -162,6 +164,14 @@ def manifest_from_config(
         found.depth,
         uses,
     )
+
+
+def _by_operation(uses: Iterable[Use]) -> tuple[Use, ...]:
+    """Those of one operation together, as a file has them."""
+    found: dict[str, list[Use]] = {}
+    for use in uses:
+        found.setdefault(use.signature.operation, []).append(use)
+    return tuple(chain.from_iterable(found.values()))
 
 
 def _nearest(item: Gemm | Use) -> str:

@@ -23,7 +23,7 @@ from ..search.targets import TARGETS
 from ..search.unserved import variants, why_none
 from .manifest import MAX_COUNT, MAX_TOKENS, Gemm, Manifest, ManifestError, read_text, signature_problem
 from .model_config import model_name
-from .unquantised import with_few_tokens
+from .unquantised import of_unquantised
 from .ways import NO_PART, all_ways
 
 SCHEMA = 1  # of the files
@@ -95,7 +95,7 @@ def manifest_from_workers(
         named = [*all_ways(named, gated=any(gemm.signature.parts.gated for gemm in named))]
         if len(named) == len(gemms):
             raise ManifestError(f"{folder}: {NO_PART}")
-    named = [*with_few_tokens(named, found)]
+    named, of_rows = of_unquantised(named, found)
     return Manifest(
         model or model_name(first.model, first.tensor_parallel, "bf16"),
         f"{first.model} at tp {first.tensor_parallel}, {sum(tokens.values())} steps, recorded by {len(workers)} "
@@ -104,6 +104,7 @@ def manifest_from_workers(
         tuple(found),
         tuple(named),
         depth,
+        tuple(of_rows),
         traffic=of_file.traffic,
     )
 

@@ -1,33 +1,61 @@
-"""Layers in fp8 for few tokens, whose activations kernels quantise as they load them: what a manifest asks for besides
-the product of quantised activations, which serves more tokens."""
+"""Layers in fp8 of tokens that nobody has quantised: what a manifest asks for besides the products of quantised tokens.
+
+Up to `FEW` tokens a GEMM's kernel quantises them as it loads them; more are quantised by a kernel of their own, which
+that of decode steps may overlap with.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
+from runtime.gemm.signature import Signature
 from runtime.program.operation import OVERLAPS
+from runtime.quantise import Signature as Quantise
 
 from ..search.unserved import variants
-from .manifest import Gemm
+from .manifest import Gemm, Use
+from .ways import MOST_TOKENS
 
-# Up to so many tokens one kernel was faster than two on an H100: docs/kernels/sm90_small_m.md.
-MOST_TOKENS = 16
+FEW = 16  # up to which one kernel was faster than two on an H100: docs/kernels/sm90_small_m.md
 _SCALINGS = {"block": "block_weight", "row_column": "column_weight"}
 
 
-def with_few_tokens(gemms: Iterable[Gemm], targets: Sequence[str]) -> Iterator[Gemm]:
-    """GEMMs, and behind each in fp8 with scales of blocks, or of tokens and channels, the one of few tokens, if one of
-    `targets` has kernels for it: `few` is added to its name. Servers' weights are not written meanwhile, so it may
-    overlap with the kernel before."""
+def of_unquantised(gemms: Iterable[Gemm], targets: Sequence[str]) -> tuple[list[Gemm], list[Use]]:
+    """GEMMs, and behind each in fp8 with scales of blocks, or of tokens and channels, that of few tokens, `few` added
+    to its name, and that which overlaps with what quantises more, `behind` added; and what quantises these. Each only
+    if one of `targets` has kernels for it."""
+    found, rows = list[Gemm](), dict[Quantise, Gemm]()
     for gemm in gemms:
-        yield gemm
+        found.append(gemm)
         s = gemm.signature
-        scaling = _SCALINGS.get(s.scaling)
-        if scaling is None or s.b_major != "k" or s.batch > 1:
+        if s.scaling not in _SCALINGS or s.b_major != "k" or s.batch > 1:
             continue
-        way = dataclasses.replace(s, a=s.d, scaling=scaling, overlap=OVERLAPS[-1])
-        few = tuple(m for m in gemm.tokens if m <= MOST_TOKENS)
-        if few and any(variants(target, way) for target in targets):
-            traffic = tuple((m, seen) for m, seen in gemm.traffic if m <= MOST_TOKENS)
-            yield dataclasses.replace(gemm, name=f"{gemm.name}.few", signature=way, tokens=few, traffic=traffic)
+        few = dataclasses.replace(s, a=s.d, scaling=_SCALINGS[s.scaling], overlap=OVERLAPS[-1])
+        if not _served(few, targets):
+            continue
+        found += _of_tokens(gemm, "few", few, 1, FEW)  # servers take it up to the largest M of its tuning
+        quantise = Quantise(s.d, s.a, s.k, s.scaling)
+        if _served(quantise, targets):
+            rows.setdefault(quantise, gemm)
+            found += _of_tokens(gemm, "behind", dataclasses.replace(s, overlap=OVERLAPS[-1]), FEW + 1, MOST_TOKENS)
+    uses = [Use(f"{gemm.name}_quantise", of, _between(gemm, FEW + 1, None)) for of, gemm in rows.items()]
+    return found, [use for use in uses if use.tokens]
+
+
+def _served(signature: Signature | Quantise, targets: Sequence[str]) -> bool:
+    return any(variants(target, signature) for target in targets)
+
+
+def _of_tokens(gemm: Gemm, word: str, signature: Signature, least: int, most: int) -> list[Gemm]:
+    """That of so many tokens, up to `most` if `gemm` has more; nothing if it has none of these."""
+    tokens = _between(gemm, least, most)
+    if max(gemm.tokens) > most and tokens:
+        tokens = tuple(sorted({*tokens, most}))
+    traffic = tuple((m, seen) for m, seen in gemm.traffic if least <= m <= most)
+    of = dataclasses.replace(gemm, name=f"{gemm.name}.{word}", signature=signature, tokens=tokens, traffic=traffic)
+    return [of] if tokens else []
+
+
+def _between(gemm: Gemm, least: int, most: int | None) -> tuple[int, ...]:
+    return tuple(m for m in gemm.tokens if least <= m and (most is None or m <= most))

@@ -9,18 +9,28 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import AotError, ArgumentError
 from ..gemm.signature import Signature
 from ..numbers.epilogue import Epilogue
 from ..program.operation import OVERLAPS
 from ..program.tensor import dtype_name
+from ..quantise import Signature as Quantise
 from ..serve.library import Library
 from ..torch.layers import choose
 from ..torch.operator import ALIGNMENT_BYTES
+from .scaled import Unquantised
 
 FP8, INT4 = "fp8 layer", "int4 layer"
+
+
+class Besides(NamedTuple):
+    """The key of a signature that is called for `least` tokens to `most`, None for any number."""
+
+    key: str
+    least: int
+    most: int | None
 
 
 @dataclass(frozen=True)
@@ -32,8 +42,8 @@ class Decision:
     is one, and then the only one that is called but at the M in `apart`, where `plain` is, and the server's activation
     after it. `asked` is the one that the server is expected to call, and `reason` says why the archive does not serve
     it. `kind` is "linear layer", "head", "embedding", which is a head only in models that tie it, "fp8 layer" or "int4
-    layer". `binding` says that the server cannot compute the layer any more. `few` is the signature that serves an fp8
-    layer for up to `most_few` tokens, which it quantises itself.
+    layer". `binding` says that the server cannot compute the layer any more. `besides` serves some numbers of
+    tokens, of an fp8 layer.
     """
 
     kind: str
@@ -44,8 +54,7 @@ class Decision:
     fused: str = ""
     binding: bool = False
     apart: tuple[tuple[int, int | None], ...] = ()
-    few: str = ""
-    most_few: int = 0
+    besides: tuple[Besides, ...] = ()
 
     @property
     def asked(self) -> str:
@@ -112,17 +121,36 @@ def _choose(lib: Library, wanted: Signature) -> tuple[Signature | None, str]:
 _UNQUANTISED = {"block": "block_weight", "row_column": "column_weight"}
 
 
-def of_few_tokens(lib: Library, signature: Signature) -> tuple[Signature, int] | None:
-    """The signature that computes what `signature` does, of activations in D's type that its kernels quantise, and the
-    most tokens that it was tuned for; None where nothing was tuned."""
-    scaling = _UNQUANTISED.get(signature.scaling)
-    if scaling is None:
-        return None
-    found, _ = _choose(lib, dataclasses.replace(signature, a=signature.d, scaling=scaling))
-    if found is None or not lib.is_tuned(found):
-        return None
-    most = lib.entry(found).tuned_to
-    return None if most is None else (found, most)
+def unquantised(lib: Library, signature: Signature) -> tuple[Unquantised | None, tuple[Besides, ...]]:
+    """How `lib` computes what `signature` does of tokens in D's type that nobody has quantised, and by which signatures
+    besides; None where it cannot, or nothing of that was tuned."""
+    if signature.scaling not in _UNQUANTISED:
+        return None, ()
+    besides = []
+    few, _ = _choose(lib, dataclasses.replace(signature, a=signature.d, scaling=_UNQUANTISED[signature.scaling]))
+    most = few and lib.is_tuned(few) and lib.entry(few).tuned_to
+    if few and most:
+        besides.append(Besides(few.key(), 1, most))
+    of_rows = Quantise(signature.d, signature.a, signature.k, signature.scaling)
+    quantises = _is_tuned(lib, of_rows)
+    if quantises:
+        besides.append(Besides(of_rows.key(), (most or 0) + 1, None))
+    behind = dataclasses.replace(signature, overlap=OVERLAPS[-1])
+    most_behind = lib.is_tuned(behind) and lib.entry(behind).tuned_to
+    if not besides:
+        return None, ()
+    if most_behind:
+        besides.append(Besides(behind.key(), (most or 0) + 1, most_behind))
+    overlap = few.overlap if few else OVERLAPS[0]
+    return Unquantised(signature.scaling, most or 0, overlap, quantises, most_behind or 0), tuple(besides)
+
+
+def _is_tuned(lib: Library, signature: Any) -> bool:
+    """Whether an archive, which may have no table of this operation, was tuned for a signature."""
+    try:
+        return lib.is_tuned(signature)
+    except AotError:
+        return False
 
 
 def overlap_of(key: str) -> str:

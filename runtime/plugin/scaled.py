@@ -16,18 +16,22 @@ import torch
 
 from ..errors import ArgumentError, KernelMiss
 from ..numbers.scaling import SCALE_BLOCK
+from ..program.operation import OVERLAPS
 from ..serve.library import Library
 from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, bare, library_of, tell_inductor
 
-class Few(NamedTuple):
-    """Of a layer in fp8, the GEMM of so few tokens that its kernels quantise them as they load them.
+class Unquantised(NamedTuple):
+    """How a layer in fp8, whose GEMM of quantised tokens has this `scaling`, is computed of tokens as they are.
 
-    `scaling` is that of the GEMM of quantised activations, `most` the most tokens, and `overlap` what is promised.
+    Kernels of its GEMM quantise up to `few` tokens as they load them, with the promise `overlap`. More are quantised by
+    the library if it `quantises`, else by the server, and up to `behind` of them the GEMM overlaps with that kernel.
     """
 
     scaling: str
-    most: int
+    few: int
     overlap: str
+    quantises: bool
+    behind: int
 
 
 Quantiser = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -35,8 +39,8 @@ _quantisers: dict[str, Quantiser] = {}  # the server's, by scaling
 
 
 def quantise_with(scaling: str, quantiser: Quantiser) -> None:
-    """Let the server's own function quantise x (M, K), to e4m3 and the scales that `scaling` has, where there are more
-    tokens than `Few` says."""
+    """Let the server's own function quantise x (M, K), to e4m3 and the scales that `scaling` has, where the library
+    does not."""
     _quantisers[scaling] = quantiser
 
 
@@ -73,12 +77,19 @@ def direct(library: int, *_names: str, dtype: torch.dtype) -> Callable[..., None
 
 
 def _computed(
-    library: int, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, to: dict[str, Any]
+    library: int,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    to: dict[str, Any],
+    overlap: str = OVERLAPS[0],
 ) -> torch.Tensor:
     """The product in the element type `to["dtype"]`, or written to `to["out"]`."""
     a, b, scale_a, scale_b = bare(a), bare(b), _in_f32(scale_a), _in_f32(scale_b)
+    promised = {} if overlap == OVERLAPS[0] else {"overlap": overlap}
     try:
-        found: torch.Tensor = library_of(library).gemm(a, b, scale_a=scale_a, scale_b=scale_b, **to)
+        found: torch.Tensor = library_of(library).gemm(a, b, scale_a=scale_a, scale_b=scale_b, **promised, **to)
     except (KernelMiss, ArgumentError) as error:
         say_once(library_of(library), "an fp8 GEMM", b.shape[0], b.shape[1], error)
         found = _widened(a, scale_a) @ _widened(b, scale_b).T
@@ -87,8 +98,8 @@ def _computed(
 
 
 OPERATORS.define(
-    "quantising_gemm(int library, Tensor x, Tensor b, Tensor scale_b, ScalarType dtype, str scaling, int most, "
-    "str overlap) -> Tensor",
+    "quantising_gemm(int library, Tensor x, Tensor b, Tensor scale_b, ScalarType dtype, str scaling, int few, "
+    "str overlap, bool quantises, int behind) -> Tensor",
     tags=TAGS,
 )
 
@@ -99,16 +110,14 @@ def _quantising_gemm(
     b: torch.Tensor,
     scale_b: torch.Tensor,
     dtype: torch.dtype,
-    scaling: str,
-    most: int,
-    overlap: str,
+    *way: Any,
 ) -> torch.Tensor:
-    return _quantising(library, x, b, scale_b, Few(scaling, most, overlap), {"dtype": dtype})
+    return _quantising(library, x, b, scale_b, Unquantised(*way), {"dtype": dtype})
 
 
-def direct_quantising(library: int, *_names: str, dtype: torch.dtype, **few: Any) -> Callable[..., None]:
+def direct_quantising(library: int, *_names: str, dtype: torch.dtype, **way: Any) -> Callable[..., None]:
     """As `direct`, of `quantising_gemm`."""
-    of = Few(**few)
+    of = Unquantised(**way)
 
     def call(x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, *, out: torch.Tensor) -> None:
         _quantising(library, x, b, scale_b, of, {"out": out})
@@ -117,20 +126,32 @@ def direct_quantising(library: int, *_names: str, dtype: torch.dtype, **few: Any
 
 
 def _quantising(
-    library: int, x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, few: Few, to: dict[str, Any]
+    library: int, x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, way: Unquantised, to: dict[str, Any]
 ) -> torch.Tensor:
-    """The product, by one kernel of few tokens, or by the server's that quantises and one of the library's."""
-    x = bare(x)
-    if x.shape[0] <= few.most:
+    """The product, by one kernel of few tokens, or by one that quantises and one that multiplies."""
+    x, lib = bare(x), library_of(library)
+    tokens = x.shape[0]
+    if tokens <= way.few:
         try:
             given = bare(b), _in_f32(scale_b)
-            found: torch.Tensor = library_of(library).gemm(x, given[0], scale_b=given[1], overlap=few.overlap, **to)
+            found: torch.Tensor = lib.gemm(x, given[0], scale_b=given[1], overlap=way.overlap, **to)
             return found
         except (KernelMiss, ArgumentError) as error:
             then = "was computed of quantised tokens"
-            say_once(library_of(library), "an fp8 GEMM of few tokens", b.shape[0], b.shape[1], error, then)
-    a, scale_a = _quantisers[few.scaling](x)
-    return _computed(library, a, b, scale_a, scale_b, to)
+            say_once(lib, "an fp8 GEMM of few tokens", b.shape[0], b.shape[1], error, then)
+    a, scale_a = _quantised(lib, x, way)
+    return _computed(library, a, b, scale_a, scale_b, to, OVERLAPS[-1 if tokens <= way.behind else 0])
+
+
+def _quantised(lib: Library, x: torch.Tensor, way: Unquantised) -> tuple[torch.Tensor, torch.Tensor]:
+    """x in e4m3, and its scales."""
+    if way.quantises:
+        try:
+            found: tuple[torch.Tensor, torch.Tensor] = lib.call("quantise", x, scaling=way.scaling)
+            return found
+        except (KernelMiss, ArgumentError) as error:
+            say_once(lib, "what quantises rows", *x.shape, error, "was left to the server")
+    return _quantisers[way.scaling](x)
 
 
 def _in_f32(scales: torch.Tensor) -> torch.Tensor:
@@ -174,7 +195,7 @@ def _fake(library: int, a: torch.Tensor, b: torch.Tensor, _a: Any, _b: Any, dtyp
 
 
 @torch.library.register_fake("cute_aot::quantising_gemm", lib=OPERATORS)
-def _fake_quantising(library: int, x: torch.Tensor, b: torch.Tensor, _b: Any, dtype: torch.dtype, *_few: Any) -> Any:
+def _fake_quantising(library: int, x: torch.Tensor, b: torch.Tensor, _b: Any, dtype: torch.dtype, *_way: Any) -> Any:
     tell_inductor()
     return x.new_empty((x.shape[0], b.shape[0]), dtype=dtype)
 

@@ -97,21 +97,17 @@ class Served:
             self._ready.add(found.key())
         return reason
 
-    def few_tokens(self, signature: Signature) -> Any:
-        """Of a product of quantised activations that the archive computes, the key of that which quantises few tokens
-        itself, with its `scaled.Few`; ("", None) where there is none. Loads its kernels."""
+    def unquantised(self, signature: Signature) -> Any:
+        """`linears.unquantised` of a product of quantised tokens that the archive computes; loads its kernels."""
         assert self.lib is not None
-        from .linears import of_few_tokens, overlap_of
-        from .scaled import Few
+        from .linears import unquantised
 
-        found = of_few_tokens(self.lib, signature)
-        if found is None:
-            return "", None
-        key = found[0].key()
-        if key not in self._ready:
-            self._preload({key}, most=found[1])
-            self._ready.add(key)
-        return key, Few(signature.scaling, found[1], overlap_of(key))
+        way, besides = unquantised(self.lib, signature)
+        for key, least, most in besides:
+            if key not in self._ready:
+                self._preload({key}, tokens=(least, most))
+                self._ready.add(key)
+        return way, besides
 
     def decide(self, method: Any, layer: Any) -> None:
         """Let the archive compute a layer whose weight is in place, if it has a checked kernel for it."""
@@ -157,9 +153,9 @@ class Served:
             for rows, of in each.keys_by_rows().items():
                 by_rows[rows] |= of
         planned = min((self._preload(of, rows) for rows, of in by_rows.items() if of), default=0)
-        for few, most in {(each.few, each.most_few) for each in decisions if each.few}:
-            self._preload({few}, most=most)
-            keys.add(few)
+        for key, least, most in {besides for each in decisions for besides in each.besides}:
+            self._preload({key}, tokens=(least, most))
+            keys.add(key)
         what = f"{len(keys)} signatures preloaded, for {planned} numbers of tokens planned"
         found = f"{own_name(self.lib)} {summary(decisions, self._server)} ({what})"
         self._log.info("%s", found)
@@ -192,12 +188,14 @@ class Served:
                 self._fused.append(mlp)
                 mlp.leave_to_gemm()
 
-    def _preload(self, keys: set[str], rows: int = 1, most: int | None = None) -> int:
+    def _preload(self, keys: set[str], rows: int = 1, tokens: tuple[int, int | None] = (1, None)) -> int:
         """Load the kernels of these signatures, which see so many rows for each token, and plan for as many numbers of
-        tokens as plans are kept, up to `most`."""
+        tokens as plans are kept, of those from the first to the last of `tokens`."""
         assert self.lib is not None
+        least, most = tokens
+        sizes = [m * rows for m in self._sizes if least <= m and (most is None or m <= most)]
         try:
-            self.lib.preload([m * rows for m in self._sizes if most is None or m <= most], only=keys)
+            self.lib.preload(sizes, only=keys)
         except ArgumentError:  # too many plans: the least numbers of tokens are those of most graphs
             self.lib.preload(only=keys)
             return 0

@@ -1,8 +1,7 @@
 """The layers of SGLang's in fp8 that an archive computes: how one is told by its scales, and what is called instead.
 
-Activations are quantised by SGLang's own functions, as it would for the same layer, or where they are few by kernels of
-the archive. Knows SGLang's layers by their
-attributes, and the functions that `hooks` lists.
+Activations are quantised by SGLang's own functions, as it would for the same layer, or by the archive. Knows SGLang's
+layers by their attributes, and the functions that `hooks` lists.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from ..errors import ArgumentError, KernelMiss
 from ..gemm.signature import Signature
 from ..numbers.scaling import SCALE_BLOCK
-from ..plugin.scaled import QUANTISING, SCALED, Few, quantise_with
+from ..plugin.scaled import QUANTISING, SCALED, Unquantised, quantise_with
 from ..program.tensor import dtype_name
 from ..torch.operator import library_of
 from . import hooks
@@ -26,12 +25,12 @@ _MARK = "_cute_aot_scaled"  # of a weight that is served
 
 class Weight(NamedTuple):
     """What calls need to know of a weight: the library's number, which scaling, the element type of activations and
-    result, and what serves few tokens that nobody has quantised."""
+    result, and how it is computed of tokens that nobody has quantised."""
 
     number: int
     scaling: str
     dtype: torch.dtype
-    few: Few | None = None
+    way: Unquantised | None = None
 
 
 def is_fp8(layer: Any) -> bool:
@@ -71,7 +70,7 @@ def is_dynamic(layer: Any) -> bool:
 
 def take(layer: Any, weight: Weight) -> None:
     """Let calls for the weight of this layer go to the library that `weight` says."""
-    if weight.few is not None:
+    if weight.way is not None:
         kernels: Any = importlib.import_module(hooks.FP8)
         quantise_with("row_column", kernels.sglang_per_token_quant_fp8)
         quantise_with("block", lambda x: _quantised_by_blocks(kernels, x))
@@ -131,9 +130,9 @@ def around_linear(computed: Callable[..., Any]) -> Callable[..., Any]:
         x = input.reshape(-1, input.shape[-1])
         per_token = more.get("use_per_token_if_dynamic", False)
         compressed = more.get("compressed_tensor_quant", False)
-        if mark.few is not None and input_scale is None and (per_token or not compressed):
+        if mark.way is not None and input_scale is None and (per_token or not compressed):
             columns = weight_scale.reshape(-1, 1)
-            d = QUANTISING(mark.number, x.contiguous(), weight.t(), columns, mark.dtype, *mark.few)
+            d = QUANTISING(mark.number, x.contiguous(), weight.t(), columns, mark.dtype, *mark.way)
             return (d if bias is None else d + bias).view(*input.shape[:-1], weight.shape[1])
         if compressed:
             x, scales = kernels.scaled_fp8_quant(x, input_scale, use_per_token_if_dynamic=per_token)
@@ -162,8 +161,8 @@ def around_block(computed: Callable[..., Any]) -> Callable[..., Any]:
         if mark is None or input_scale is not None or input.dtype != mark.dtype:
             return computed(input, weight, block_size, weight_scale, input_scale, bias)
         x = input.reshape(-1, input.shape[-1])
-        if mark.few is not None:
-            d = QUANTISING(mark.number, x.contiguous(), weight, weight_scale, mark.dtype, *mark.few)
+        if mark.way is not None:
+            d = QUANTISING(mark.number, x.contiguous(), weight, weight_scale, mark.dtype, *mark.way)
         else:
             x, scales = _quantised_by_blocks(kernels, x)
             d = SCALED(mark.number, x, weight, scales, weight_scale, mark.dtype)

@@ -161,17 +161,17 @@ class Plugin(Served):
 
         assert self.lib is not None
         log_to(self.lib, _log)
-        key, few_key, most = "", "", 0
+        key, besides = "", ()
         try:
             signature = fp8.wanted(layer, dtype, backend)
             reason = weight_problem(self.lib, fp8.matrix(layer, signature.scaling)) or self.ask(signature)
             if not reason:
-                few_key, few = self.few_tokens(signature) if fp8.is_dynamic(layer) else ("", None)
-                key, most = signature.key(), few.most if few else 0
-                fp8.take(layer, fp8.Weight(self._number(), signature.scaling, dtype, few))
+                way, besides = self.unquantised(signature) if fp8.is_dynamic(layer) else (None, ())
+                key = signature.key()
+                fp8.take(layer, fp8.Weight(self._number(), signature.scaling, dtype, way))
         except Exception as error:  # whatever it is, SGLang computes the layer
             reason = words(error)
-        self._decisions[layer] = Decision(FP8, key, reason=reason, binding=True, few=few_key, most_few=most)
+        self._decisions[layer] = Decision(FP8, key, reason=reason, binding=True, besides=besides)
 
     def _decide_experts(self, layer: Any, dtype: Any) -> None:
         from ..plugin.experts import left

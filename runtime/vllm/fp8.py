@@ -13,7 +13,7 @@ import torch
 from ..errors import ArgumentError
 from ..gemm.signature import Signature
 from ..numbers.scaling import SCALE_BLOCK
-from ..plugin.scaled import QUANTISING, SCALED, Few, quantise_with
+from ..plugin.scaled import QUANTISING, SCALED, Unquantised, quantise_with
 from ..program.tensor import dtype_name
 
 # By the groups that share a scale, rows by columns, of activations (M, K) and of weights (N, K); -1 means all of them.
@@ -50,13 +50,13 @@ def classes(
     scaled: type,
     block: type,
     asked: Callable[[Any], tuple[bool, str | None]],
-    made: Callable[[Any, Any], tuple[int, Few | None]],
+    made: Callable[[Any, Any], tuple[int, Unquantised | None]],
 ) -> tuple[type, type]:
     """Classes for vLLM's two lists, derived from its `scaled` and `block`.
 
     `asked` says of a layer's description whether the archive computes it, and if not why not; `made` is told of each
     GEMM of these classes and the layer's description, and returns the number by which operators know the library, and
-    what serves few tokens as they are.
+    how tokens are computed as they are.
     """
 
     class Asked:
@@ -71,26 +71,26 @@ def classes(
             return asked(config)
 
         def take(self, config: Any) -> None:
-            """Note what serves this layer, and leave few tokens as they are, which vLLM's `apply_weights` quantises
-            by an attribute."""
-            self.number, self.few = made(self, config)
+            """Note what serves this layer, and leave tokens as they are, which vLLM's `apply_weights` quantises by an
+            attribute."""
+            self.number, self.way = made(self, config)
             quantiser: Any = getattr(self, "quant_fp8", None)
-            if self.few is None or not hasattr(quantiser, "forward_cuda"):
-                self.few = None
+            if self.way is None or not hasattr(quantiser, "forward_cuda"):
+                self.way = None
                 return
-            quantise_with(self.few.scaling, quantiser.forward_cuda)
+            quantise_with(self.way.scaling, quantiser.forward_cuda)
 
-            def unless_few(x: Any, scale: Any = None, scale_ub: Any = None, **more: Any) -> tuple[Any, Any]:
+            def as_it_comes(x: Any, scale: Any = None, scale_ub: Any = None, **more: Any) -> tuple[Any, Any]:
                 given = scale is not None or scale_ub is not None
                 return quantiser(x, scale, scale_ub, **more) if given else (x, None)
 
-            self.quant_fp8 = unless_few
+            self.quant_fp8 = as_it_comes
 
         def product(self, a: Any, b: Any, scale_a: Any, scale_b: Any, dtype: Any) -> Any:
             """The product of `a` (M, K), quantised or not, and `b` (N, K)."""
             if scale_a is not None:
                 return SCALED(self.number, a, b, scale_a, scale_b, dtype)
-            return QUANTISING(self.number, a.contiguous(), b, scale_b, dtype, *self.few)
+            return QUANTISING(self.number, a.contiguous(), b, scale_b, dtype, *self.way)
 
     class CuteAotFp8(Asked, scaled):
         """Scaled by tensor, or by row and column."""

@@ -242,17 +242,16 @@ class Plugin(Served):
         return self._number(), bool(keys[0]), bool(keys[1])
 
     def made_fp8(self, gemm: Any, config: Any) -> tuple[int, Any]:
-        """Note an fp8 GEMM that vLLM made of one of the archive's classes; the library's number, and a `scaled.Few` if
-        few tokens need not be quantised before."""
+        """Note an fp8 GEMM that vLLM made of one of the archive's classes; the library's number, and a
+        `scaled.Unquantised` if tokens need not be quantised before."""
         from ..plugin.linears import FP8, Decision
         from .fp8 import wanted
 
         assert self.lib is not None  # it was asked before
         signature = wanted(config)
-        key, few = self.few_tokens(signature) if config.out_dtype in (None, config.input_dtype) else ("", None)
-        most = few.most if few else 0
-        self._decisions[gemm] = Decision(FP8, signature.key(), binding=True, few=key, most_few=most)
-        return self._number(), few
+        way, besides = self.unquantised(signature) if config.out_dtype in (None, config.input_dtype) else (None, ())
+        self._decisions[gemm] = Decision(FP8, signature.key(), binding=True, besides=besides)
+        return self._number(), way
 
     def choose_experts(self, method: Any, layer: Any) -> None:
         """Decide about experts whose weights are in place, before vLLM makes their kernel of the class that `method`

@@ -1,0 +1,63 @@
+"""What manifests ask for of layers in fp8 whose tokens nobody has quantised."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from aot.problem.manifest import Gemm
+from aot.problem.unquantised import FEW, of_unquantised
+from runtime.gemm.signature import Signature
+from runtime.quantise import Signature as Quantise
+
+HOPPER, BLACKWELL = ["sm_90a"], ["sm_100a"]
+
+
+def gemm(scaling: str = "block", tokens: tuple[int, ...] = (1, 64, 512, 4096), **more: object) -> Gemm:
+    signature = Signature("e4m3", "e4m3", "bf16", "f32", "none", 512, 1024, scaling=scaling)
+    traffic = tuple((m, 3) for m in tokens)
+    return Gemm("qkv", dataclasses.replace(signature, **more), 1, tokens, traffic=traffic)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("scaling", "of_few"), [("block", "block_weight"), ("row_column", "column_weight")])
+def test_few_tokens_and_more_have_kernels_of_their_own(scaling: str, of_few: str) -> None:
+    (plain, few, behind), (quantise,) = of_unquantised([gemm(scaling)], HOPPER)
+    assert plain == gemm(scaling)
+    assert (few.name, few.tokens, few.traffic) == ("qkv.few", (1, FEW), ((1, 3),))
+    assert (few.signature.a, few.signature.scaling, few.signature.overlap) == ("bf16", of_few, "weights")
+    assert (behind.name, behind.tokens, behind.signature.overlap) == ("qkv.behind", (64, 512), "weights")
+    assert dataclasses.replace(behind.signature, overlap="serial") == plain.signature
+    assert quantise.signature == Quantise("bf16", "e4m3", 1024, scaling)
+    assert (quantise.name, quantise.tokens) == ("qkv_quantise", (64, 512, 4096))
+
+
+def test_layers_of_one_k_are_quantised_by_one_kernel() -> None:
+    gemms, uses = of_unquantised([gemm(), dataclasses.replace(gemm(n=2048), name="gate_up")], HOPPER)
+    assert [g.name for g in gemms] == [f"{n}{of}" for n in ("qkv", "gate_up") for of in ("", ".few", ".behind")]
+    assert [use.name for use in uses] == ["qkv_quantise"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        gemm("tensor"),
+        gemm(d="e4m3"),
+        gemm(d="f16"),
+        Gemm("head", Signature("bf16", "bf16", "bf16", "f32", "none", 512, 1024), 1, (1, 64)),
+    ],
+)
+def test_others_stay_alone(other: Gemm) -> None:
+    assert of_unquantised([other], HOPPER) == ([other], [])
+
+
+def test_targets_without_such_kernels_get_nothing_more() -> None:
+    assert of_unquantised([gemm("row_column")], BLACKWELL) == ([gemm("row_column")], [])
+    assert len(of_unquantised([gemm("row_column")], [*BLACKWELL, *HOPPER])[0]) == 3
+
+
+def test_tokens_decide_which_are_asked_for() -> None:
+    (_, few), uses = of_unquantised([gemm(tokens=(1, 8))], HOPPER)
+    assert (few.tokens, uses) == ((1, 8), [])
+    (_, behind), (quantise,) = of_unquantised([gemm(tokens=(64,))], HOPPER)
+    assert (behind.name, quantise.tokens) == ("qkv.behind", (64,))
