@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,17 +12,21 @@ pytest.importorskip("torch")
 import torch
 
 import runtime
+from aot.tune.quantise.measures import quantised
+from runtime.container.archive import Archive
 from runtime.plugin import scaled as operator
+from runtime.quantise import Signature as Quantise
 
 from . import vllm_stand_in
-from .recording_driver import signature
+from .moe.test_operation import tensors_of
+from .recording_driver import RecordingDriver, entry, operands_record, signature, tensors_record, write_archive
 from .test_vllm_fp8 import SERVED, made, scaled, worker_of
 from .torch_stand_in import OnCpu
 from .vllm_stand_in import E4M3, K, N, Start, fp8_layer, quant_key
 
 start = vllm_stand_in.start  # a fixture
 
-MOST = 4  # tokens that kernels quantise
+MOST, MOST_BEHIND = 4, 24  # tokens that kernels quantise, and that the GEMM behind what quantises was tuned for
 SCALINGS = {"block": "block_weight", "row_column": "column_weight"}
 FEW = [signature(N, K, b="e4m3", scaling=scaling, overlap="weights") for scaling in SCALINGS.values()]
 SHAPES = {"block": (N // 128, K // 128), "row_column": (N, 1)}
@@ -31,14 +36,51 @@ SHAPES = {"block": (N // 128, K // 128), "row_column": (N, 1)}
 def begin(start: Start, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Starts a server whose library computes both products, and notes which and for how many tokens."""
 
-    def gemm(
-        self: Any, a: Any, b: Any, *, scale_b: Any, scale_a: Any = None, dtype: Any = None, overlap: str = "serial"
-    ) -> Any:
-        self.calls.append((a.shape[0], a.dtype == E4M3, overlap))
-        return ((a.float() if scale_a is None else scaled(a, scale_a)) @ scaled(b, scale_b).T).to(dtype)
+    def gemm(self: Any, a: Any, b: Any, *, scale_b: Any, scale_a: Any = None, **more: Any) -> Any:
+        self.calls.append((a.shape[0], a.dtype == E4M3, more.get("overlap", "serial")))
+        d = (a.float() if scale_a is None else scaled(a, scale_a)) @ scaled(b, scale_b).T
+        return more["out"].copy_(d) if "out" in more else d.to(more["dtype"])
 
     monkeypatch.setattr(OnCpu, "gemm", gemm)
     return lambda signatures=(*SERVED, *FEW), **more: start(list(signatures), tuned_to=MOST, **more)
+
+
+class QuantisingOnCpu(OnCpu):
+    """Quantises rows as well, unless it is `lacking` what does."""
+
+    lacking = False
+
+    def call(self, operation: str, *tensors: Any, **more: Any) -> Any:
+        assert operation == "quantise"
+        if self.lacking:
+            raise runtime.KernelMiss("none", "no kernel runs")
+        self.calls.append((len(tensors[0]), more["scaling"]))
+        y, scale = quantised(tensors[0], "e4m3", more["scaling"])
+        return y.to(E4M3), scale
+
+
+@pytest.fixture
+def quantising(begin: Any, tmp_path: Path) -> Any:
+    """Starts a server whose archive quantises more tokens too, and overlaps the GEMM of up to `MOST_BEHIND` with it."""
+
+    def make() -> Any:
+        server = begin()
+        behind = [signature(N, K, dtype="e4m3", d="bf16", scaling=s, overlap="weights") for s in SCALINGS]
+        gemms = {f"gemm{i}": s for i, s in enumerate([*SERVED, *FEW, *behind])}
+        rows = {f"rows{i}": Quantise("bf16", "e4m3", K, s) for i, s in enumerate(SCALINGS)}
+        records = [[operands_record(*item) for item in gemms.items()]]
+        records.append([tensors_record(name, *tensors_of(of)) for name, of in rows.items()])
+        most = {name: MOST if s["b"] != s["a"] else MOST_BEHIND for name, s in gemms.items()}
+        entries = [[entry(s, [(None, name)], tuned_to=most[name]) for name, s in gemms.items()]]
+        entries.append([entry(s.to_json(), [(None, name)]) for name, s in rows.items()])
+        kernels, archives = {}, []
+        for operation, given, of in zip(("gemm", "quantise"), records, entries, strict=True):
+            archives.append(tmp_path / f"{operation}.aot")
+            kernels |= write_archive(archives[-1], given, of, operation)
+        server.lib = QuantisingOnCpu([Archive.open(path) for path in archives], RecordingDriver(kernels=kernels))
+        return server
+
+    return make
 
 
 def layer_of(scaling: str, scale_ub: Any = None) -> Any:
@@ -78,6 +120,35 @@ def test_archives_without_such_kernels_have_all_tokens_quantised(begin: Any, sca
     assert close(gemm.apply_weights(layer, x), layer, x)
     assert server.lib.calls == [(2, True, "serial")]
     assert gemm.quant_fp8.calls == 1
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_more_tokens_are_quantised_by_the_archive_and_its_gemm_overlaps(quantising: Any, scaling: str) -> None:
+    server = quantising()
+    worker = worker_of(server)
+    gemm, layer = made(server, fp8_layer(scaling), scaling), layer_of(scaling)
+    worker.load_model()
+    for m in (MOST, MOST + 1, MOST_BEHIND + 1):
+        x = torch.randn(m, K).bfloat16()
+        assert close(gemm.apply_weights(layer, x), layer, x)
+    assert server.lib.calls == [
+        (MOST, False, "weights"),
+        *((MOST + 1, scaling), (MOST + 1, True, "weights")),
+        *((MOST_BEHIND + 1, scaling), (MOST_BEHIND + 1, True, "serial")),
+    ]
+    assert "serves 1 of 1 fp8 layers (4 signatures preloaded" in server.lines[0]
+
+
+def test_tokens_that_the_archive_cannot_quantise_are_vllms_to_quantise(quantising: Any) -> None:
+    operator._say_once.cache_clear()
+    server = quantising()
+    worker_of(server)
+    gemm, layer = made(server, fp8_layer("block"), "block"), layer_of("block")
+    server.lib.lacking = True
+    x = torch.randn(MOST + 1, K).bfloat16()
+    assert close(gemm.apply_weights(layer, x), layer, x)
+    assert server.lib.calls == [(MOST + 1, True, "weights")]
+    assert f"what quantises for an fp8 GEMM of N {N} and K {K} was left to the server: KernelMiss" in server.lines[0]
 
 
 @pytest.mark.parametrize("change", [{"out_dtype": torch.float16}, {"input_dtype": torch.float16}])
@@ -132,6 +203,27 @@ def test_compiled_code_calls_one_operator_with_any_m(begin: Any, scaling: str) -
         torch._dynamo.mark_dynamic(x, 0)
         assert close(compiled(x) - 1, layer, x)
     assert len(graphs) == 1
+    assert [m for m, *_ in server.lib.calls] == [3, 7]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_code_of_inductors_calls_it_without_the_dispatcher(
+    begin: Any, scaling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, given = begin(), []
+    worker_of(server)
+    gemm, layer, computed = made(server, fp8_layer(scaling), scaling), layer_of(scaling), OnCpu.gemm
+
+    def noted(self: Any, a: Any, b: Any, **more: Any) -> Any:
+        given.append("out" in more)
+        return computed(self, a, b, **more)
+
+    monkeypatch.setattr(OnCpu, "gemm", noted)
+    compiled = torch.compile(lambda x: gemm.apply_weights(layer, x) + 1, fullgraph=True, dynamic=True)
+    for m in (3, 7):
+        x = torch.randn(m, K).bfloat16()
+        assert close(compiled(x) - 1, layer, x)
+    assert given == [True, True]
     assert [m for m, *_ in server.lib.calls] == [3, 7]
 
 

@@ -328,6 +328,7 @@ def _fp8_gemms() -> Contents:
             "_POSSIBLE_FP8_KERNELS": {p: [FP8ScaledMMLinearKernel] for p in Platform},
             "_POSSIBLE_FP8_BLOCK_KERNELS": {p: [Fp8BlockScaledMMLinearKernel] for p in Platform},
         },
+        "vllm.model_executor.layers.quantization.input_quant_fp8": {"QuantFP8": QuantFP8},
         f"{FP8}.scaled_mm.ScaledMMLinearKernel": {"FP8ScaledMMLinearKernel": FP8ScaledMMLinearKernel},
         f"{FP8}.scaled_mm.BlockScaledMMLinearKernel": {"Fp8BlockScaledMMLinearKernel": Fp8BlockScaledMMLinearKernel},
     }

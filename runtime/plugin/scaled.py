@@ -139,18 +139,18 @@ def _quantising(
         except (KernelMiss, ArgumentError) as error:
             then = "was computed of quantised tokens"
             say_once(lib, "an fp8 GEMM of few tokens", b.shape[0], b.shape[1], error, then)
-    a, scale_a = _quantised(lib, x, way)
+    a, scale_a = _quantised(lib, x, b.shape[0], way)
     return _computed(library, a, b, scale_a, scale_b, to, OVERLAPS[-1 if tokens <= way.behind else 0])
 
 
-def _quantised(lib: Library, x: torch.Tensor, way: Unquantised) -> tuple[torch.Tensor, torch.Tensor]:
-    """x in e4m3, and its scales."""
+def _quantised(lib: Library, x: torch.Tensor, n: int, way: Unquantised) -> tuple[torch.Tensor, torch.Tensor]:
+    """x in e4m3, and its scales, for a GEMM of this N."""
     if way.quantises:
         try:
             found: tuple[torch.Tensor, torch.Tensor] = lib.call("quantise", x, scaling=way.scaling)
             return found
         except (KernelMiss, ArgumentError) as error:
-            say_once(lib, "what quantises rows", *x.shape, error, "was left to the server")
+            say_once(lib, "what quantises for an fp8 GEMM", n, x.shape[1], error, "was left to the server")
     return _quantisers[way.scaling](x)
 
 

@@ -90,7 +90,9 @@ HOOKS = (WORKER, CACHE_KEY, *_SERVING, *PACKED_EXPERTS_LOADED, WARM, SHUTDOWN, L
 # Of the classes that the plugin's fp8 GEMMs are derived from; looked at where a model is quantised.
 _FP8 = "vllm.model_executor.kernels.linear"
 _SCALED, _BLOCK = f"{_FP8}.scaled_mm.ScaledMMLinearKernel", f"{_FP8}.scaled_mm.BlockScaledMMLinearKernel"
+_QUANTISER = "vllm.model_executor.layers.quantization.input_quant_fp8"  # of the attribute quant_fp8 of both
 FILLED = (
+    Hook(_QUANTISER, "QuantFP8", "forward_cuda", ("self", "x", "scale", "scale_ub", "use_triton")),
     Hook(_SCALED, "FP8ScaledMMLinearKernel", "__init__", ("self", "c", "layer_param_names")),
     Hook(
         _SCALED,
