@@ -18,9 +18,7 @@ from .torch_stand_in import OnCpu, tensors
 start = sglang_stand_in.start  # a fixture
 
 MOST = 4  # tokens that kernels quantise
-FEW = [
-    signature(N, K, b="e4m3", scaling=scaling, overlap="weights") for scaling in ("block_weight", "column_weight")
-]
+FEW = [signature(N, K, b="e4m3", scaling=scaling, overlap="weights") for scaling in ("block_weight", "column_weight")]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import torch
 import runtime
 from aot.tune.quantise.measures import quantised
 from runtime.container.archive import Archive
+from runtime.gemm.universal import ExtendedEntry
 from runtime.plugin import scaled as operator
 from runtime.quantise import Signature as Quantise
 
@@ -54,7 +55,7 @@ class QuantisingOnCpu(OnCpu):
         assert operation == "quantise"
         if self.lacking:
             raise runtime.KernelMiss("none", "no kernel runs")
-        self.calls.append((len(tensors[0]), more["scaling"]))
+        self.calls.append((len(tensors[0]), 0, more["scaling"]))
         y, scale = quantised(tensors[0], "e4m3", more["scaling"])
         return y.to(E4M3), scale
 
@@ -73,7 +74,8 @@ def quantising(begin: Any, tmp_path: Path) -> Any:
         most = {name: MOST if s["b"] != s["a"] else MOST_BEHIND for name, s in gemms.items()}
         entries = [[entry(s, [(None, name)], tuned_to=most[name]) for name, s in gemms.items()]]
         entries.append([entry(s.to_json(), [(None, name)]) for name, s in rows.items()])
-        kernels, archives = {}, []
+        kernels: dict[Any, Any] = {}
+        archives: list[Path] = []
         for operation, given, of in zip(("gemm", "quantise"), records, entries, strict=True):
             archives.append(tmp_path / f"{operation}.aot")
             kernels |= write_archive(archives[-1], given, of, operation)
@@ -133,10 +135,23 @@ def test_more_tokens_are_quantised_by_the_archive_and_its_gemm_overlaps(quantisi
         assert close(gemm.apply_weights(layer, x), layer, x)
     assert server.lib.calls == [
         (MOST, False, "weights"),
-        *((MOST + 1, scaling), (MOST + 1, True, "weights")),
-        *((MOST_BEHIND + 1, scaling), (MOST_BEHIND + 1, True, "serial")),
+        *((MOST + 1, 0, scaling), (MOST + 1, True, "weights")),
+        *((MOST_BEHIND + 1, 0, scaling), (MOST_BEHIND + 1, True, "serial")),
     ]
     assert "serves 1 of 1 fp8 layers (4 signatures preloaded" in server.lines[0]
+
+
+def test_entries_that_a_form_extends_count_as_they_were_tuned(quantising: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = quantising()
+    entry_of: Any = OnCpu.entry
+
+    def extended(self: Any, wanted: Any) -> Any:
+        found = entry_of(self, wanted)
+        return ExtendedEntry(found, found, 2 * found.tuned_to) if getattr(found, "tuned_to", None) else found
+
+    monkeypatch.setattr(OnCpu, "entry", extended)
+    worker_of(server)
+    assert made(server, fp8_layer("block"), "block").way == ("block", MOST, "weights", True, MOST_BEHIND)
 
 
 def test_tokens_that_the_archive_cannot_quantise_are_vllms_to_quantise(quantising: Any) -> None:
@@ -184,7 +199,8 @@ def test_few_tokens_that_no_kernel_takes_are_quantised(begin: Any, monkeypatch: 
     x = torch.randn(2, K).bfloat16()
     assert close(gemm.apply_weights(layer, x), layer, x)
     assert server.lib.calls == [(2, True, "serial")]
-    assert f"an fp8 GEMM of few tokens of N {N} and K {K} was computed of quantised tokens: KernelMiss, no kernel" in server.lines[0]
+    said = f"an fp8 GEMM of few tokens of N {N} and K {K} was computed of quantised tokens: KernelMiss, no kernel"
+    assert said in server.lines[0]
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)

@@ -152,9 +152,9 @@ def manifest_from_config(
             found.fail(f"no target has kernels for all of these layers; {instead}")
     else:
         _check_served(found, (*gemms, *uses), wanted, targets, on_warning)
-    if found.scaling:  # servers do not quantise what comes to these layers
-        every, of_rows = of_unquantised(gemms, targets)
-        gemms, uses = tuple(every), _by_operation([*uses, *of_rows])
+    if found.scaling:  # servers quantise what comes to these layers, unless the archive does
+        with_few, of_rows = of_unquantised(gemms, targets)
+        gemms, uses = tuple(with_few), _by_operation([*uses, *of_rows])
     return Manifest(
         model or model_name(named_after or source, wanted.tp, layers.called, wanted.fuse, wanted.ep),
         _source(found, ranks, layers),

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 from ..errors import AotError, ArgumentError
 from ..gemm.signature import Signature
+from ..gemm.universal import ExtendedEntry
 from ..numbers.epilogue import Epilogue
 from ..program.operation import OVERLAPS
 from ..program.tensor import dtype_name
 from ..quantise import Signature as Quantise
 from ..serve.library import Library
+from ..tables.table import Entry
 from ..torch.layers import choose
 from ..torch.operator import ALIGNMENT_BYTES
 from .scaled import Unquantised
@@ -123,30 +125,37 @@ _UNQUANTISED = {"block": "block_weight", "row_column": "column_weight"}
 
 def unquantised(lib: Library, signature: Signature) -> tuple[Unquantised | None, tuple[Besides, ...]]:
     """How `lib` computes what `signature` does of tokens in D's type that nobody has quantised, and by which signatures
-    besides; None where it cannot, or nothing of that was tuned."""
+    besides; None where nothing of that was tuned."""
     if signature.scaling not in _UNQUANTISED:
         return None, ()
-    besides = []
-    few, _ = _choose(lib, dataclasses.replace(signature, a=signature.d, scaling=_UNQUANTISED[signature.scaling]))
-    most = few and lib.is_tuned(few) and lib.entry(few).tuned_to
-    if few and most:
-        besides.append(Besides(few.key(), 1, most))
-    of_rows = Quantise(signature.d, signature.a, signature.k, signature.scaling)
-    quantises = _is_tuned(lib, of_rows)
-    if quantises:
-        besides.append(Besides(of_rows.key(), (most or 0) + 1, None))
-    behind = dataclasses.replace(signature, overlap=OVERLAPS[-1])
-    most_behind = lib.is_tuned(behind) and lib.entry(behind).tuned_to
-    if not besides:
+    early = dataclasses.replace(signature, overlap=OVERLAPS[-1])
+    few = dataclasses.replace(early, a=signature.d, scaling=_UNQUANTISED[signature.scaling])
+    if not _tuned_to(lib, few):
+        few = dataclasses.replace(few, overlap=OVERLAPS[0])
+    rows = Quantise(signature.d, signature.a, signature.k, signature.scaling)
+    most, behind, quantises = _tuned_to(lib, few), _tuned_to(lib, early), _is_tuned(lib, rows)
+    if not (most or quantises):
         return None, ()
-    if most_behind:
-        besides.append(Besides(behind.key(), (most or 0) + 1, most_behind))
-    overlap = few.overlap if few else OVERLAPS[0]
-    return Unquantised(signature.scaling, most or 0, overlap, quantises, most_behind or 0), tuple(besides)
+    besides = [Besides(few.key(), 1, most)] if most else []
+    besides += [Besides(rows.key(), most + 1, None)] if quantises else []
+    besides += [Besides(early.key(), most + 1, behind)] if behind > most else []
+    return Unquantised(signature.scaling, most, few.overlap, quantises, behind), tuple(besides)
 
 
-def _is_tuned(lib: Library, signature: Any) -> bool:
-    """Whether an archive, which may have no table of this operation, was tuned for a signature."""
+def _tuned_to(lib: Library, signature: Signature) -> int:
+    """The largest M that was measured for just this signature, 0 where none was."""
+    try:
+        entry = lib.entry(signature)
+    except AotError:
+        return 0
+    tuned = entry.tuned if isinstance(entry, ExtendedEntry) else entry
+    if not isinstance(tuned, Entry) or tuned.state != "tuned" or tuned.signature != signature:
+        return 0
+    return tuned.tuned_to or 0
+
+
+def _is_tuned(lib: Library, signature: Quantise) -> bool:
+    """Whether an archive, which may have no table of that operation, was tuned for a signature."""
     try:
         return lib.is_tuned(signature)
     except AotError:

@@ -20,6 +20,7 @@ from ..program.operation import OVERLAPS
 from ..serve.library import Library
 from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, bare, library_of, tell_inductor
 
+
 class Unquantised(NamedTuple):
     """How a layer in fp8, whose GEMM of quantised tokens has this `scaling`, is computed of tokens as they are.
 

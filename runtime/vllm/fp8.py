@@ -88,7 +88,7 @@ def classes(
 
         def product(self, a: Any, b: Any, scale_a: Any, scale_b: Any, dtype: Any) -> Any:
             """The product of `a` (M, K), quantised or not, and `b` (N, K)."""
-            if scale_a is not None:
+            if scale_a is not None or self.way is None:
                 return SCALED(self.number, a, b, scale_a, scale_b, dtype)
             return QUANTISING(self.number, a.contiguous(), b, scale_b, dtype, *self.way)
 

@@ -13,8 +13,8 @@ from runtime.numbers.scaling import SCALINGS
 
 @dataclass(frozen=True)
 class Form:
-    """Of all that decides the code, what is no choice: the bytes of an element of A and B as they are multiplied, and words of a
-    signature."""
+    """Of all that decides the code, what is no choice: the bytes of an element of A and B as they are multiplied, and
+    words of a signature."""
 
     element_bytes: int = 2
     scaling: str = "none"

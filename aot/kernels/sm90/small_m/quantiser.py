@@ -13,14 +13,13 @@ from cutlass import cute
 from runtime.numbers.scaling import SCALE_BLOCK
 
 from ...amax import over_threads, scale_of
-from ...quantise import THREADS_OF_BLOCK, WIDTH, magnitude, narrow
+from ...quantise import THREADS_OF_BLOCK, WIDTH, load, magnitude, narrow
 from ..sizes import SWIZZLE_ATOM_ROWS, WARP
 from .pipeline import EMPTY_READY, FULL_READY, Pipeline, Work
 from .plan import QUANTISERS
 
 _TOKENS = WARP // THREADS_OF_BLOCK  # that a warp quantises at a time
 _PASSES = 4  # whose loads are under way together
-_LOAD = 8  # elements in 16 bytes
 _LANE_BYTES = 16  # of e4m3 that a lane makes
 
 
@@ -72,25 +71,16 @@ def _fill(
     scales = cute.make_tensor(to.scales, cute.make_layout((plan.tile_m, plan.stages)))
     made = cute.make_rmem_tensor((WIDTH,), cutlass.Float8E4M3FN)
     at_once = min(plan.tile_m, _TOKENS * _PASSES)
-    at = k * THREADS_OF_BLOCK + piece
-    inside = at < cute.size(a, mode=[1]) // WIDTH  # else zeros, as TMA loads of B
-    at = cutlass.select_(inside, at, cutlass.Int32(0))
-    copy = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), a.element_type, num_bits_per_copy=128)
-    loaded = cute.make_rmem_tensor((_LOAD, WIDTH // _LOAD, at_once // _TOKENS), a.element_type)
-    values = cute.make_rmem_tensor((WIDTH,), cutlass.Float32)
+    values = cute.make_rmem_tensor((WIDTH, at_once // _TOKENS), cutlass.Float32)
     for first in cutlass.range_constexpr(0, plan.tile_m, at_once):
         for number in cutlass.range_constexpr(at_once // _TOKENS):  # all loads, then all else
             token = cutlass.min(first + number * _TOKENS + of_pass, work.tokens - 1)
-            pieces = cute.zipped_divide(a[work.tile_row * plan.tile_m + token, None], (_LOAD,))
-            for i in cutlass.range_constexpr(WIDTH // _LOAD):
-                cute.copy(copy, pieces[None, at * (WIDTH // _LOAD) + i], loaded[None, i, number])
+            row = a[work.tile_row * plan.tile_m + token, None]
+            load(row, k * THREADS_OF_BLOCK + piece, values[None, number])
         for number in cutlass.range_constexpr(at_once // _TOKENS):
-            for i in cutlass.range_constexpr(WIDTH):
-                value = loaded[i % _LOAD, i // _LOAD, number].to(cutlass.Float32)
-                values[i] = cutlass.select_(inside, value, cutlass.Float32(0.0))
             token = first + number * _TOKENS + of_pass
-            amax = over_threads(magnitude(values), THREADS_OF_BLOCK)
-            narrow(values, amax, made)
+            amax = over_threads(magnitude(values[None, number]), THREADS_OF_BLOCK)
+            narrow(values[None, number], amax, made)
             if token < work.tokens:
                 _store(plan, made, to.tokens, stage, token, piece)
                 if piece == 0:
