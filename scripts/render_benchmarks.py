@@ -29,6 +29,7 @@ PAGES = (
     *(ROOT / "docs" / f"{n}.md" for n in ("moe", "vllm")),
     _KERNELS / "sm90_w4.md",
     _KERNELS / "sm90_grouped.md",
+    _KERNELS / "sm90_small_m.md",
 )
 USUAL = "NVIDIA H200, driver 580.159.04"  # the page's head says it, and tables only what is unlike it
 _MOST_WORDS = 4  # of a command that is shown in full
@@ -267,6 +268,23 @@ def weights() -> list[str]:
     return [*tables[0], "", *tables[1], "", said, *source("w4_h200", "w4_h100")]
 
 
+def few() -> list[str]:
+    """Weights in e4m3, of tokens that were quantised and of tokens that the GEMM quantises: a row for each layer."""
+    us: dict[tuple[str, str], dict[tuple[str, int], float]] = {}
+    for r in load("few_h100")["results"]:
+        n, k, scaling = re.findall(r"_n(\d+)_k(\d+)_(\w+)$", r["signature"])[0]
+        us.setdefault((n, k), {}).update({(scaling, m): found for m, found, _ in r["cases"]})
+    tokens = sorted({m for of in us.values() for _, m in of})
+    pairs = {"by blocks": ("block", "block_weight"), "by channel": ("row_column", "column_weight")}
+    rows = [
+        [f"{n} x {k}, {word}", *(f"{of[quantised, m]:.1f}, {of[own, m]:.1f}" for m in tokens)]
+        for word, (quantised, own) in pairs.items()
+        for (n, k), of in us.items()
+        if (quantised, tokens[0]) in of
+    ]
+    return [*table(["us, quantised before and meanwhile", *(f"M = {m}" for m in tokens)], rows), *source("few_h100")]
+
+
 def grouped_weights() -> list[str]:
     """Experts with 4-bit weights: a row for each other, a column for each range of rows."""
     results = load("grouped_w4_h100")["results"]
@@ -467,6 +485,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "on-grid": on_grid,
     "peers": peers,
     "weights": weights,
+    "few": few,
     "grouped-weights": grouped_weights,
     "engines": engines,
     "traffic": traffic,
