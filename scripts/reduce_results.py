@@ -26,6 +26,8 @@ from report import ROOT, ends, geomean
 
 EIGHT = "eight layers"  # those of benchmarks/layers.yaml, which kernels are judged by
 ALL = summarise_random.ALL
+UNIVERSAL = "universal.aot"  # what the package calls its archive
+UNSEEN = "against, N x K never seen"
 _RUN = ("command", "date", "commit", "note", "left_out")
 _ENVIRONMENT = ("gpu", "gpu_id", "driver", "torch", "cublas", "archive_sha256", "ours_sha256")
 _CONTENDER = ("us", "spread", "wrong", "unserved", "failed")
@@ -110,7 +112,12 @@ def occasions(documents: Sequence[Document]) -> dict[str, Any]:
         kept |= {} if document["seed"] in document["command"] else {"seed": document["seed"]}
         kept["environment"] = {k: v for k, v in environment.items() if k in _ENVIRONMENT}
         runs.append(kept | {"cases": len(results), "wrong": wrong, "noise": noise})
-        for line in summarise_random.summarise([document]):
+        lines = summarise_random.summarise([document])
+        if environment.get("against") == UNIVERSAL:
+            of = summarise_random.summarise([summarise_random.unseen(document)])
+            pair = summarise_random.AGAINST, summarise_random.TORCH
+            lines += [line | {"who": UNSEEN} for line in of if (line["who"], line["over"]) == pair]
+        for line in lines:
             if line["group"] == ALL:
                 figures = {k: line[k] for k in ("regime", "cases", "geomean", "worst", "slower")}
                 summary.append({"run": len(runs) - 1, "what": line["who"], "over": line["over"], **figures})

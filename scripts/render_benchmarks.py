@@ -12,11 +12,11 @@ import json
 import math
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import geometric_mean, median
 from typing import Any
 
+import reduce_results
 import summarise_random
 from random_cases import REGIMES
 from report import ROOT, ends
@@ -35,23 +35,19 @@ USUAL = "NVIDIA H200, driver 580.159.04"  # the page's head says it, and tables 
 _MOST_WORDS = 4  # of a command that is shown in full
 _MARK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-UNIVERSAL = "universal.aot"  # what the package calls its archive
-OFF_GRID = {  # a row for each type of A's elements that has enough cases
-    ("ours", "torch"): "tuned",
-    ("on_slower", "torch"): "with `on_slower`",
-    ("against", "torch"): "",  # the page says what it is
-}
-ENOUGH = 30  # cases, for means
 _DRAWN, _LLAMA, _ON_H100S = "occasions_drawn", "occasions_llama", "occasions_drawn_h100"
 OCCASIONS = (  # the file, its runs, what took part, over what, and what the row says
     (_DRAWN, (0, 1, 2), "ours", "torch", "tuned"),
     (_DRAWN, (0, 1, 2), "on_slower", "torch", 'with `on_slower="torch"`'),
     (_DRAWN, (0, 1, 2), "against", "torch", "`runtime.universal()`"),
+    (_DRAWN, (0, 1, 2), reduce_results.UNSEEN, "torch", "N x K never seen"),
     (_DRAWN, (0, 1, 2), "against", "ours", "`runtime.universal()`, over tuned"),
     (_LLAMA, (7, 8, 9), "ours", "torch", "Llama-3.1-8B, tuned"),
     (_ON_H100S, (0, 1), "ours", "torch", "H100s: tuned"),
     (_ON_H100S, (0, 1), "on_slower", "torch", "H100s: `on_slower`"),
     (_ON_H100S, (0, 1), "against", "torch", "H100s: `runtime.universal()`"),
+    (_ON_H100S, (0, 1), reduce_results.UNSEEN, "torch", "H100s: N x K never seen"),
+    (_LLAMA, (11,), "ours", "torch", "H100: Llama-3.1-8B, tuned"),
     (_ON_H100S, (2,), "ours", "torch", "H100: the H200s' archive"),
 )
 SERVED = {  # what a row says, and the runs of engines.json that it is of
@@ -163,42 +159,6 @@ def _cases(rows: Sequence[tuple[str, Sequence[dict[str, Any]]]], regime: str) ->
     counts = [line["cases"] for _, lines in rows for line in lines if line["regime"] == regime]
     least, most = min(counts), max(counts)
     return f"{least}" if least == most else f"{least}-{most}"
-
-
-def off_grid() -> list[str]:
-    """Cases that nobody tuned for: a table for each archive and draw, of all files that have it."""
-    by_run: dict[tuple[str, str], list[str]] = {}
-    for name in sorted(path.stem for path in RESULTS.glob("random_*.json")):
-        found = load(name)
-        by_run.setdefault((found["archive"], found["drawn"]), []).append(name)
-    return [line for names in by_run.values() for line in ["", *_off_grid(names)]][1:]
-
-
-def _off_grid(names: Sequence[str]) -> list[str]:
-    documents = summarise_random.read([RESULTS / f"{name}.json" for name in names])
-    labels = dict(OFF_GRID)
-    if all(document["environment"].get("ours") == UNIVERSAL for document in documents):
-        labels["ours", "torch"] = labels["against", "torch"]
-    rows, few = [], ""
-    for element, count in sorted(Counter(_element(r) for d in documents for r in d["results"]).items()):
-        if count < ENOUGH:
-            few += f"; {element}: {count} cases, too few"
-            continue
-        only = [d | {"results": [r for r in d["results"] if _element(r) == element]} for d in documents]
-        summary = [s for s in summarise_random.summarise(only) if s["group"] == summarise_random.ALL]
-        for pair, label in labels.items():
-            rows.append(
-                (f"{element}, {label}" if label else element, [s for s in summary if (s["who"], s["over"]) == pair])
-            )
-    wrong, unserved = len(summarise_random.wrong(documents)), len(summarise_random.unserved(documents))
-    noise = summarise_random.noise(documents)
-    said = f"Wrong: {wrong}; not served: {unserved}{few}; torch against itself {noise:.3f}."
-    return [*_ratios([row for row in rows if row[1]], "times cuBLAS"), "", said, *source(*names)]
-
-
-def _element(result: dict[str, Any]) -> str:
-    """The type of A's elements."""
-    return str(result["signature"]).split("_")[0]
 
 
 def occasions() -> list[str]:
@@ -481,7 +441,6 @@ def long_runs() -> list[str]:
 
 TABLES: dict[str, Callable[[], list[str]]] = {
     "drawn": occasions,
-    "off-grid": off_grid,
     "on-grid": on_grid,
     "peers": peers,
     "weights": weights,

@@ -1,7 +1,7 @@
 """Name the kernels that torch launches for a layer at some M, with tile, cluster and split where the name says them.
 
     python scripts/which_kernel.py llama-3.1-8b:qkv gemma-2-9b:down --tokens 64,333
-    python scripts/which_kernel.py --behind benchmarks/results/random_universal_h200.json --below 0.97
+    python scripts/which_kernel.py --behind build/random.json --below 0.97
 
 The second looks at the cases of a result of `bench_random.py` where the archive is behind. Times are of single launches
 on cold L2, by CUPTI through torch.profiler: they tell kernels apart, and are no figures to compare by. Needs a GPU.
