@@ -82,7 +82,7 @@ def _kinds(family: Any) -> Iterator[Signature]:
 def _name(s: Signature) -> str:
     words = [
         s.a,
-        *([s.b] if s.b != s.a else []),
+        *([s.b] if s.b != s.a and s.scaling == "none" else []),  # a scaling of B alone says its type
         s.d,
         *([s.scaling] if s.scaling != "none" else []),
         *([f"batch{s.batch}"] if s.batch > 1 else []),

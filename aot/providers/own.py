@@ -73,9 +73,10 @@ def _no_overlap(v: Variant) -> str | None:
 
 
 def _rule_of_small_m(v: Variant) -> str | None:
-    if not SCALINGS[v.scaling].fits(v.a, v.b):
-        return f"{v.scaling} does not scale A in {v.a} and B in {v.b}"
-    return small_m_choices.rule(v.options, gemm.small_m_form(v))
+    if reason := small_m_choices.rule(v.options, gemm.small_m_form(v)):
+        return reason
+    fits = SCALINGS[v.scaling].fits(v.a, v.b)
+    return None if fits else f"{v.scaling} does not scale A in {v.a} and B in {v.b}"
 
 
 def _rule_of_permute(v: Variant) -> str | None:

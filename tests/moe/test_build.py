@@ -96,7 +96,7 @@ def test_its_kernels_alone_decide_whether_it_is_compiled_anew(tmp_path: Path, mo
 
     assert changed_by("moe_permute.py") == {"moe_permute"}
     assert changed_by("moe_combine.py") == {"moe_combine"}
-    assert changed_by("quantise.py") == {"moe_permute", "quantise"}
+    assert changed_by("quantise.py") == {"moe_permute", "quantise", "sm90_small_m", "sm90_w4"}
     assert changed_by("amax.py") > {"moe_permute", "quantise", "sm90_grouped"}
     assert changed_by("moe_sizes.py") == {"moe_permute", "moe_combine"}
     assert changed_by("moe_choices.py") == set()

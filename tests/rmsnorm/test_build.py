@@ -36,8 +36,10 @@ def norms(request: pytest.FixtureRequest) -> Path:
 
 
 def test_example_of_other_operations_of_the_page_belongs_to_a_manifest() -> None:
-    example, more = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "manifests.md").read_text(), re.DOTALL)
+    example, few, more = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "manifests.md").read_text(), re.DOTALL)
     assert [use.name for use in loads(example + more).uses] == ["input_norm"]
+    of_few = loads(example[: example.index("gemms:")] + few)
+    assert [item.name for item in of_few.items()] == ["qkv", "qkv.few", "qkv.behind", "qkv_quantise"]
 
 
 def test_what_a_manifest_asks_is_built_listed_and_served(run: Run, norms: Path, torch: FakeTorch) -> None:
