@@ -147,18 +147,10 @@ def test_glances_are_between_the_points_of_tuning() -> None:
     assert points.between([1, 16, 64]) == ()
 
 
-def test_the_first_points_are_the_manifests_and_powers_of_two_where_those_are_far_apart() -> None:
-    assert points.first([1, 48, 100]) == [1, 4, 16, 48, 100]
-    assert points.first([1, 16, 64, 256, 1024, 4096]) == [1, 4, 16, 64, 256, 1024, 4096]
+def test_the_first_points_are_the_manifests_and_powers_of_two() -> None:
+    assert points.first([1, 48, 100]) == [1, 2, 4, 8, 16, 32, 48, 64, 100]
     assert points.first([7]) == [7]
-    assert points.first([3, 8192]) == [3, 8, 32, 128, 512, 2048, 8192]
-    for tokens in ([1, 8192], [5, 6, 7000], [100, 401]):
-        assert all(b <= 4 * a for a, b in itertools.pairwise(points.first(tokens)))
-
-
-def test_a_signature_has_as_many_points_as_there_are_octaves_twice() -> None:
-    assert points.budget([1, 8192]) == points.budget([1, 16, 64, 256, 1024, 4096, 8192]) == 27
-    assert (points.budget([7]), points.budget([1, 48, 100])) == (2, 17)
+    assert points.budget(len(points.first([1, 8192]))) == 27
 
 
 # --- all of it ---
@@ -289,7 +281,7 @@ def test_the_next_point_is_that_of_a_look_at_all_functions_everywhere(monkeypatc
 
     monkeypatch.setattr(points, "following", following)
     tune(SimulatedGpu(Truth(pool, 2)), entry)
-    assert len(asked) == 19
+    assert len(asked) == 13
 
 
 def test_the_next_points_are_where_calls_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:

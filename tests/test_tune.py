@@ -48,10 +48,9 @@ def test_points_are_added_where_the_choice_changes(source: Path, tmp_path: Path)
     jobs: list[Job] = []
     tuned(source, tmp_path / "tuned.aot", scripted(wrong=wrong_are("wrong")), done=jobs)
     ms = [job.m for job in jobs if job.m and job.signature.n == 512]
-    assert ms[:4] == [16, 64, 256, 512]
-    assert 2 <= len(ms[4:]) <= 7
-    assert all(64 < m < 256 for m in ms[4:])
-    assert min(abs(m - 200) for m in ms[4:]) <= 16  # where it changes
+    assert ms[:6] == [16, 32, 64, 128, 256, 512]
+    assert 1 <= len(ms[6:]) <= 5
+    assert all(128 < m < 256 for m in ms[6:])
 
 
 def test_calls_that_a_build_knows_of_weigh_what_is_looked_at_and_kept(

@@ -10,8 +10,8 @@ Of each signature, in order:
 
 1. `measure` checks every candidate at M = 1, 3, 17, 333 and wherever it is timed, against float32, or float64 where
    that is cheap: by the norm of the error, and element by element. A function that is wrong once is out of the table.
-2. `points` names M to time at: the manifest's first, with powers of two between distant ones, then where another
-   function than the predicted best may save most, until 0.2% cannot be saved.
+2. `points` names M to time at: the manifest's and powers of two first, then where another function than the predicted
+   best may save most, until 0.2% cannot be saved.
 3. `halving` times the likely functions at one M briefly, the better half longer, and the last four in turns with what
    torch runs, for GEMMs cuBLAS; where operations take at least twice as long as bytes, those within 3% also for 150 ms
    without pause, because an H200 then lowers its clock to what power allows. Best is the least product of both times.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -11,7 +10,6 @@ from ..search import traffic
 from .calibrate import Predictions
 
 _STEPS_PER_OCTAVE = 16
-_APART = 4  # how far the first points may be from each other
 # What one more point must promise, as the expected share of the time at that M: below this the choice may stand.
 _WORTH = 0.002
 # Behind the best by this logarithm nothing promises as much: predictions are 5% off at most, as a standard deviation.
@@ -34,26 +32,13 @@ class Point(NamedTuple):
 
 
 def first(tokens: Sequence[int]) -> list[int]:
-    """The M values to begin with: the given ones, and powers of two where those are more than a factor of four apart.
-
-    On simulated times of three layers (those of tests/test_choose.py, two seeds each) all powers of two took a GPU 1.1
-    times as long, and 1.5 times where large products are timed under load, and the choice was behind the best by 0.40%,
-    with these by 0.31%; under load by 0.64% and 0.69%.
-    """
-    found = sorted(set(tokens))
-    for least, most in itertools.pairwise(tuple(found)):
-        power = 1 << (least.bit_length() + 1)  # two octaves on, or nearly
-        while power < most and most > _APART * least:
-            found.append(power)
-            least, power = power, _APART * power
-    return sorted(found)
+    """The M values to begin with: the given ones, and powers of two between the first and the last."""
+    return sorted({*tokens, *(1 << i for i in range(31) if min(tokens) < 1 << i < max(tokens))})
 
 
-def budget(tokens: Sequence[int]) -> int:
-    """How many points a signature may have in all: 27 for M of 1 to 8192."""
-    powers = {1 << i for i in range(31) if min(tokens) < 1 << i < max(tokens)}
-    octaves = len({*tokens, *powers}) - 1
-    return 1 + octaves + max(1, octaves)
+def budget(begun_with: int) -> int:
+    """How many points a signature may have in all, where `first` gave it so many: 27 for M of 1 to 8192."""
+    return begun_with + max(1, begun_with - 1)
 
 
 def grid(least: int, most: int) -> list[int]:

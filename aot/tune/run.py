@@ -210,7 +210,7 @@ def _run(
     Which are tuned at a time changes no answer: what one finds is not used for another before all is written. `write`
     says whether it was interrupted.
     """
-    total = sum(points.budget(session.tokens_of(e)) for e in course.entries)
+    total = sum(points.budget(len(points.first(session.tokens_of(e)))) for e in course.entries)
     total += sum(map(forms.steps, course.forms))
     open_now: dict[Job, tuple[_Task, Generator[Job, Answer, Any]]] = {}
     waiting: list[_Task] = [*course.entries, *course.forms]

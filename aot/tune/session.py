@@ -105,8 +105,7 @@ def tune(entry: Entry, pool: Pool, seen: Mapping[int, int] | None = None) -> Gen
     candidates = entry.candidates or ((1, tuple(pool.suited(entry))),)
     tuned = Tuned(signature, pool.suited(entry))
     checked: set[str] = set()
-    tokens = tokens_of(entry)
-    begun = points.first(tokens)
+    begun = points.first(tokens_of(entry))
 
     def check(names: Sequence[str]) -> Generator[Job, Answer, None]:
         new = tuple(n for n in dict.fromkeys(names) if n not in checked)
@@ -131,7 +130,7 @@ def tune(entry: Entry, pool: Pool, seen: Mapping[int, int] | None = None) -> Gen
         if right := tuned.right():
             yield from time(m, _to_screen(candidates_at(candidates, m), tuned.predictions(pool), right, m), True)
     looked_at = set(begun)
-    while tuned.measured and tuned.right() and len(looked_at) < points.budget(tokens):
+    while tuned.measured and tuned.right() and len(looked_at) < points.budget(len(begun)):
         point = points.following(tuned.predictions(pool), tuned.right(), looked_at, seen)
         if point is None:
             break
