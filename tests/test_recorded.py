@@ -14,6 +14,7 @@ from aot.problem import manifest, recorded
 from aot.search import traffic
 from aot.search.targets import TARGETS
 from aot.tune.block import blocks
+from runtime.plugin import record
 
 from .command_line import Run
 
@@ -252,9 +253,6 @@ def test_a_path_that_is_no_folder_is_refused(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_plugin_and_the_command_agree_on_the_schema() -> None:
-    pytest.importorskip("torch")
-    from runtime.vllm import record
-
     assert record.SCHEMA == recorded.SCHEMA
     assert all(target.serves for target in TARGETS.values())
 

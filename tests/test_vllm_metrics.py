@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("prometheus_client")
 
+from runtime.plugin import periodic
 from runtime.serve.stats import ArchiveInfo, Refusal, Stats, metrics
-from runtime.vllm import periodic
 
 from . import vllm_stand_in
 from .command_line import ROOT
@@ -29,7 +29,7 @@ FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 WORKER = """
 import sys
-from runtime.vllm.metrics import Exporter
+from runtime.plugin.metrics import Exporter
 from tests.test_vllm_metrics import stats
 exporter = Exporter({"engine": "0", "rank": sys.argv[1]})
 for launches in map(int, sys.argv[2:]):
@@ -106,7 +106,7 @@ def test_a_worker_writes_what_its_library_counts_now_and_then_and_when_it_ends(
 
     written: list[Stats] = []
     monkeypatch.setenv(FOLDER, "a folder")
-    monkeypatch.setattr("runtime.vllm.metrics.Exporter", Kept)
+    monkeypatch.setattr("runtime.plugin.metrics.Exporter", Kept)
     monkeypatch.setattr(periodic.Periodic.__init__, "__defaults__", (seconds,))
     server = start()
     server.serve(server.linear(HIDDEN, HIDDEN))
@@ -122,7 +122,7 @@ def test_a_worker_writes_what_its_library_counts_now_and_then_and_when_it_ends(
 def test_nothing_is_written_where_no_server_asks(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER, raising=False)
     server = start()
-    monkeypatch.setattr("runtime.vllm.metrics.Exporter", None)
+    monkeypatch.setattr("runtime.plugin.metrics.Exporter", None)
     server.serve(server.linear(HIDDEN, HIDDEN))
     assert "serves 1 of 1" in server.lines[0]
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from aot.problem import recorded
-from runtime.vllm import periodic
+from runtime.plugin import periodic
 
 from . import vllm_stand_in
 from .recording_driver import signature

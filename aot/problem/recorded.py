@@ -2,7 +2,7 @@
 
 Each file has one worker's layers, by name with the keys of their signatures, and how many steps had which M. Ranks that
 run the same are one; what only some have, as the stages of a pipeline do, is in the manifest once. Knows nothing of
-vLLM; `runtime/vllm/record.py` writes the files.
+vLLM; `runtime/plugin/record.py` writes the files.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ from typing import Any
 
 from .. import __version__
 from ..errors import ArgumentError
-from ..plugin.served import Served, check_version, own_name, words
+from ..plugin.metrics import Exporting
+from ..plugin.served import Served, check_version, words
 from ..serve.library import Library
 from ..serve.load import load
-from . import hooks, metrics
-from .periodic import Periodic
+from . import hooks
 from .recording import Recording
 from .settings import PLACE, required, settings_of
 
@@ -48,7 +48,7 @@ class Plugin(Served):
     def __init__(self, load: Callable[..., Library] = load) -> None:
         super().__init__("vLLM", _log, load)
         self._recording = Recording()
-        self._exporting: Periodic | None = None
+        self._exporting = Exporting(_log)
         self._experts_left = ""  # why vLLM computes all experts, empty where each layer is asked for
         self._launching: list[Any] = []  # vLLM's experts whose launches are the archive's
 
@@ -68,9 +68,7 @@ class Plugin(Served):
         """Open the archive that the engine's settings name, if any, and put the hooks in place; begin to record, if
         they say so."""
         self._recording.end()
-        if self._exporting is not None:
-            self._exporting.stop()
-        self._exporting = None
+        self._exporting.end()
         self._forget()
         self._required = required(vllm_config.additional_config)
         try:
@@ -79,7 +77,7 @@ class Plugin(Served):
                 version = str(importlib.import_module("vllm").__version__)
                 check_version(version, hooks.KNOWN_VERSIONS, "vLLM", settings, PLACE)
                 if settings.record:
-                    self._record(settings.record, vllm_config, rank)
+                    self._recording.begin(settings.record, vllm_config, rank, self._around_model)
             if settings is not None and settings.paths:
                 _check_engine(vllm_config)
                 lib = self._open(settings, _workspaces(vllm_config.parallel_config))
@@ -95,27 +93,7 @@ class Plugin(Served):
                 self.lib, self._digest = lib, lib.digest
         except Exception as error:  # the server goes on with vLLM's kernels, whatever it is
             self.refuse(error)
-        self._export(vllm_config, rank)
-
-    def _record(self, folder: str, vllm_config: Any, rank: int) -> None:
-        try:
-            self._recording.begin(folder, vllm_config, rank)
-            hooks.install({hooks.MODEL_LOADED: self._around_model} | self._recording.wrappers())
-        except Exception as error:
-            self._recording.give_up(error)
-
-    def _export(self, vllm_config: Any, rank: int) -> None:
-        """Show the library's figures in the server's /metrics, where the server asks for them."""
-        lib = self.lib
-        if lib is None or not metrics.wanted():
-            return
-        try:
-            labels = {"engine": str(vllm_config.parallel_config.data_parallel_index), "rank": str(rank)}
-            exporter = metrics.Exporter(labels)
-        except Exception as error:  # no prometheus_client, or another release of it
-            _log.warning("%s has no metrics: %s", own_name(lib), words(error))
-        else:
-            self._exporting = Periodic(lambda: exporter.update(lib.stats()), "writes no metrics")
+        self._exporting.begin(self.lib, vllm_config.parallel_config.data_parallel_index, rank)
 
     def _wrappers(self) -> dict[hooks.Hook, hooks.Make]:
         def around_loaded(loaded: Callable[..., None]) -> Callable[..., None]:

@@ -1,75 +1,58 @@
-"""A worker that is recorded: the hooks that see its layers and count its steps, and when its file is written.
-
-`runtime.vllm.record` has the file. Serves nothing, and leaves all that vLLM computes as it is.
-"""
+"""A worker of vLLM's that is recorded: the hooks that see its layers and count its steps, and how layers are read."""
 
 from __future__ import annotations
 
 import importlib
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .. import __version__
-from ..plugin.served import words
+from ..errors import ArgumentError
+from ..gemm.signature import Signature
+from ..numbers.epilogue import Epilogue
+from ..plugin.record import Recorder, Worker
+from ..plugin.recording import Capability
+from ..plugin.recording import Recording as AnyRecording
 from . import hooks
-from .periodic import Periodic
-
-if TYPE_CHECKING:
-    from .record import Recorder
 
 _log = logging.getLogger("vllm.cute_aot")
 
 
-class Recording:
+class Recording(AnyRecording):
     """That of the worker that was made last in this process, if its engine asks for one."""
 
     def __init__(self) -> None:
-        self._recorder: Recorder | None = None
-        self._writing: Periodic | None = None
+        super().__init__(_log)
 
-    def begin(self, folder: str, vllm_config: Any, rank: int) -> None:
-        """Record a worker in `folder`; raises OSError where that cannot be made, and ArgumentError as `Recorder`."""
-        from .record import Recorder  # vLLM has imported torch by now
-
-        version = str(importlib.import_module("vllm").__version__)
-        self._recorder = Recorder(folder, vllm_config, rank, version)
-
-    def end(self) -> None:
-        """Write the file a last time: the worker ends, or another begins."""
-        if self._writing is not None:
-            self._writing.stop()
-        self._writing = self._recorder = None
-
-    def give_up(self, error: Exception) -> None:
-        """Record nothing, and say why."""
-        self._recorder = None
-        _log.warning("cute-aot %s records nothing: %s", __version__, words(error))
+    def begin(self, folder: str, vllm_config: Any, rank: int, around_model: hooks.Make) -> None:
+        """Record a worker in `folder`; `around_model` lets `read_model` be called when its model is loaded."""
+        makers = {hooks.MODEL_LOADED: around_model, **self._makers()}
+        self._begin(folder, lambda: _worker(vllm_config, rank), lambda: hooks.install(makers))
 
     def read_model(self, worker: Any) -> None:
         """Note the layers of its model, count its steps from here on, and write the file now and then."""
-        if self._recorder is None:
-            return
-        try:
-            import torch
 
-            capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-            self._recorder.read(worker.get_model(), capability)
+        def read(recorder: Recorder, capability: Capability) -> None:
+            from ..plugin.activations import mlps
+            from ..plugin.recorded_layers import layers_of
+
+            ((silu_and_mul, _),) = hooks.look_up([hooks.ACTIVATION])
+            model = worker.get_model()
+            # Of a model with encoders, those of its language model, since an encoder sees other rows.
+            within = model.get_language_model() if hasattr(model, "get_language_model") else model
+            recorder.read(model, layers_of(within, mlps(within, silu_and_mul)), _signature, capability)
             hook = hooks.of_runner(worker.model_runner)
             hooks.install({hook: self._around_step(hook)})
-            self._writing = Periodic(self._recorder.write, "writes no record")
-            _log.info("cute-aot %s records what the model runs in %s", __version__, self._recorder.path)
-        except Exception as error:
-            self.give_up(error)
 
-    def wrappers(self) -> dict[hooks.Hook, hooks.Make]:
+        self._read(read)
+
+    def _makers(self) -> dict[hooks.Hook, hooks.Make]:
         """What goes around the worker's methods, besides the one that loads the model."""
 
         def around_warm_up(warm_up: Callable[..., Any]) -> Callable[..., Any]:
             def compile_or_warm_up_model(worker: Any) -> Any:
                 found = warm_up(worker)
-                if self._recorder is not None:
-                    self._recorder.warm()
+                self._count(lambda of: of.warm())
                 return found
 
             return compile_or_warm_up_model
@@ -90,22 +73,51 @@ class Recording:
 
         return {hooks.WARM: around_warm_up, hooks.SHUTDOWN: around_shutdown, hooks.LOGITS: around_logits}
 
-    def _count(self, count: Callable[[Recorder], None]) -> None:
-        """Count a call, if the worker is recorded; whatever goes wrong must not reach the server."""
-        try:
-            if self._recorder is not None:
-                count(self._recorder)
-        except Exception as error:
-            self.give_up(error)
-
     def _around_step(self, hook: hooks.Hook) -> hooks.Make:
-        from .record import rows_of_step
-
         def around_step(run: Callable[..., Any]) -> Callable[..., Any]:
             def step(runner: Any, *args: Any, **kwargs: Any) -> Any:
-                self._count(lambda of: of.step(rows_of_step(hook, args, kwargs)))
+                self._count(lambda of: of.step(_rows_of_step(hook, args, kwargs)))
                 return run(runner, *args, **kwargs)
 
             return step
 
         return around_step
+
+
+def _worker(vllm_config: Any, rank: int) -> Worker:
+    """Whose record it is; raises ArgumentError where counts would mean nothing."""
+    parallel = vllm_config.parallel_config
+    if parallel.enable_dbo or parallel.ubatch_size > 1:
+        raise ArgumentError("with dual-batch overlap a layer sees parts of a batch, which are not counted")
+    return Worker(
+        f"vLLM {importlib.import_module('vllm').__version__}",
+        str(vllm_config.model_config.model),
+        parallel.data_parallel_index,
+        rank,
+        parallel.tensor_parallel_size,
+        parallel.pipeline_parallel_size,
+    )
+
+
+def _rows_of_step(hook: hooks.Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """How many rows layers see, from the arguments of one of `hooks.STEPS`, without self."""
+    given = dict(zip(hook.parameters[1:], args, strict=False)) | kwargs
+    if hook is hooks.STEP_V2:
+        return int(given["batch_desc"].num_tokens)
+    return int(given["positions"].shape[-1])  # (tokens), or (3 or 4, tokens)
+
+
+def _signature(layer: Any, epilogue: Epilogue) -> Signature:
+    """What the plugin would ask an archive for; in fp8 the product alone.
+
+    Raises:
+        ArgumentError: there is none: it is no GEMM, or scaled as no kernel is.
+    """
+    from ..plugin.recorded_layers import unquantised
+    from .fp8 import wanted
+
+    for holder in (layer.quant_method, getattr(layer, "scheme", None)):
+        for value in list(getattr(holder, "__dict__", {}).values()):
+            if hasattr(config := getattr(value, "config", None), "activation_quant_key"):
+                return wanted(config)
+    return unquantised(layer, epilogue)

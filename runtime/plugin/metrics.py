@@ -1,16 +1,21 @@
-"""A library's figures in vLLM's /metrics: written now and then to where its server looks for those of its processes.
+"""A library's figures in a server's /metrics: written now and then to where it looks for those of its processes.
 
-A worker is another process than the server. `prometheus_client`, which vLLM has, carries figures from one to the other
-in files, where the environment variable `PROMETHEUS_MULTIPROC_DIR` names a folder for both. Nothing is counted here.
+A worker is another process than the server. `prometheus_client`, which servers have, carries figures from one to the
+other in files, where the environment variable `PROMETHEUS_MULTIPROC_DIR` names a folder for both. Nothing is counted
+here.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from typing import Any
 
+from ..serve.library import Library
 from ..serve.stats import Metric, Stats, metrics
+from .periodic import Periodic
+from .served import own_name, words
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -55,3 +60,29 @@ class Exporter:
             else:
                 self._made[metric.name] = self._client.Counter(metric.name, metric.what, **options)
         return self._made[metric.name]
+
+
+class Exporting:
+    """The figures of the library that serves this process now, while its server asks for them."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._writing: Periodic | None = None
+
+    def begin(self, lib: Library | None, engine: int, rank: int) -> None:
+        """Show what `lib` counts, if there is one, as that of a rank of an engine; whatever is in the way of that is
+        one line of the log."""
+        if lib is None or not wanted():
+            return
+        try:
+            exporter = Exporter({"engine": str(engine), "rank": str(rank)})
+        except Exception as error:  # no prometheus_client, or another release of it
+            self._log.warning("%s has no metrics: %s", own_name(lib), words(error))
+        else:
+            self._writing = Periodic(lambda: exporter.update(lib.stats()), self._log, "writes no metrics")
+
+    def end(self) -> None:
+        """Write the figures a last time: another library takes over, or none."""
+        if self._writing is not None:
+            self._writing.stop()
+        self._writing = None

@@ -7,20 +7,17 @@ import logging
 import threading
 from collections.abc import Callable
 
-from .. import __version__
-from ..plugin.served import words
+from .served import own_name, words
 
 SECONDS = 5.0  # as often as Prometheus usually asks, and all that a worker that is killed can lose
 
-_log = logging.getLogger("vllm.cute_aot")
-
 
 class Periodic:
-    """Calls `act` every so many seconds until the process ends. The first time that it raises, that is one line of the
-    log, which begins with `trouble`; the next time it may do."""
+    """Calls `act` every so many seconds until the process ends. The first time that it raises, that is one line of
+    `log`, which begins with `trouble`; the next time it may do."""
 
-    def __init__(self, act: Callable[[], None], trouble: str, seconds: float = SECONDS) -> None:
-        self._act, self._trouble, self._seconds, self._told = act, trouble, seconds, False
+    def __init__(self, act: Callable[[], None], log: logging.Logger, trouble: str, seconds: float = SECONDS) -> None:
+        self._act, self._log, self._trouble, self._seconds, self._told = act, log, trouble, seconds, False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cute-aot", daemon=True)
         self._thread.start()
@@ -40,5 +37,5 @@ class Periodic:
             self._act()
         except Exception as error:  # such as a disk that is full
             if not self._told:
-                _log.warning("cute-aot %s %s: %s", __version__, self._trouble, words(error))
+                self._log.warning("%s %s: %s", own_name(), self._trouble, words(error))
             self._told = True
