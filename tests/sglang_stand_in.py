@@ -6,6 +6,7 @@ They have no code of SGLang's.
 from __future__ import annotations
 
 import enum
+import functools
 import importlib
 import json
 import logging
@@ -22,7 +23,7 @@ from torch import nn
 from runtime.sglang.hooks import MODEL_LOADED
 from runtime.sglang.plugin import Plugin, install
 
-from . import sglang_experts_stand_in
+from . import sglang_experts_stand_in, sglang_runner_stand_in
 from .recording_driver import signature
 from .torch_stand_in import HIDDEN, INNER, ONE, VOCAB, library, logged
 
@@ -43,7 +44,8 @@ def get_global_server_args() -> Any:
 def stand_in(version: str = "0.5.13") -> dict[str, types.ModuleType]:
     """Fresh modules by name, for sys.modules."""
     contents: Contents = {"sglang": {"__version__": version}, REGISTRY: _registry()}
-    contents |= _runner() | _activation() | _layers() | _fp8() | sglang_experts_stand_in.contents()
+    contents |= _activation() | _layers() | _fp8() | sglang_experts_stand_in.contents()
+    contents |= sglang_runner_stand_in.contents()
     modules = {name: types.ModuleType(name) for name in contents}
     for name, names in contents.items():
         vars(modules[name]).update(names)
@@ -58,7 +60,9 @@ def arguments(setting: str = "{}", **more: Any) -> Any:
     words |= {"enable_two_batch_overlap": False, "enable_pdmux": False, "disable_cuda_graph": False}
     words |= {"cuda_graph_bs": [1, 2, 4], "speculative_num_draft_tokens": None}
     words |= {"disable_piecewise_cuda_graph": True, "piecewise_cuda_graph_tokens": [8, 16]}
-    words |= {"enable_torch_compile": False, "enable_symm_mem": False}
+    words |= {"enable_torch_compile": False, "enable_symm_mem": False, "attn_cp_size": 1}
+    words |= {"enable_dp_attention": False, "moe_a2a_backend": "none", "moe_dense_tp_size": None}
+    words |= {"enable_attn_tp_input_scattered": False}
     assert not set(more) - set(words)
     return types.SimpleNamespace(**words | more)
 
@@ -113,30 +117,14 @@ def _registry() -> dict[str, Any]:
                         setattr(importer, key, function)
 
     def _wrapper(function: Callable[..., Any], hook: Callable[..., Any], around: bool) -> Callable[..., Any]:
+        @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             return hook(function, *args, **kwargs) if around else hook(*args, **kwargs)
 
-        vars(wrapper).update(vars(function), __wrapped__=function)
         return wrapper
 
     HookRegistry.hooks, HookRegistry.patched, HookRegistry.problems = {}, set(), []
     return {"HookType": HookType, "HookSource": HookSource, "HookRegistry": HookRegistry}
-
-
-def _runner() -> Contents:
-    class ModelRunner:
-        def __init__(self, server_args: Any, make: Callable[[], nn.Module], is_draft_worker: bool = False) -> None:
-            self.server_args, self.is_draft_worker, self._make = server_args, is_draft_worker, make
-            self.model_config = types.SimpleNamespace(dtype=torch.bfloat16)
-            self.load_model()
-
-        def load_model(self) -> None:
-            self.model = self._make()  # where layers choose their functions
-            for module in self.model.modules():
-                if hasattr(module, "quant_method"):
-                    module.quant_method.process_weights_after_loading(module)
-
-    return {"sglang.srt.model_executor.model_runner": {"ModelRunner": ModelRunner}}
 
 
 def _activation() -> Contents:
@@ -176,6 +164,8 @@ def _layers() -> Contents:
             return self.quant_method.apply(self, x, self.bias), None
 
     class VocabParallelEmbedding(nn.Module):
+        embeds = True
+
         def __init__(self, n: int, k: int) -> None:
             super().__init__()
             self.quant_method = UnquantizedEmbeddingMethod()
@@ -187,8 +177,13 @@ def _layers() -> Contents:
         def _compute_lm_head(self, hidden_states: Any, lm_head: Any, embedding_bias: Any = None) -> Any:
             return torch.matmul(hidden_states.to(lm_head.weight.dtype), lm_head.weight.T)
 
+        def _get_logits(
+            self, hidden_states: Any, lm_head: Any, logits_metadata: Any, embedding_bias: Any = None
+        ) -> Any:
+            return self._compute_lm_head(hidden_states, lm_head, embedding_bias)
+
         def forward(self, hidden_states: Any, lm_head: Any) -> Any:
-            return self._compute_lm_head(hidden_states, lm_head, None)
+            return self._get_logits(hidden_states, lm_head, None)
 
     class Mlp(nn.Module):
         def __init__(self, inner: int, hidden: int, bias: bool = False) -> None:
@@ -304,10 +299,9 @@ def _linears() -> dict[str, Any]:
         linear.__name__ = name
         return linear
 
-    names = ("deepgemm", "cutlass", "flashinfer_deepgemm")
-    blocks = {f"{name}_w8a8_block_fp8_linear_with_fallback": block(name) for name in names}
-    blocks["triton_w8a8_block_fp8_linear"] = block("triton")
-    return {"apply_fp8_linear": apply_fp8_linear, **blocks, "another_linear": block("another")}
+    fallbacks = (f"{of}_w8a8_block_fp8_linear_with_fallback" for of in ("deepgemm", "cutlass", "flashinfer_deepgemm"))
+    names = (*fallbacks, "triton_w8a8_block_fp8_linear", "another_linear")
+    return {"apply_fp8_linear": apply_fp8_linear, **{name: block(name) for name in names}}
 
 
 def _fp8_layers() -> dict[str, Any]:
@@ -405,12 +399,14 @@ class Server:
         self.asked.append((paths, options))
         return self.lib
 
-    def serve(self, *layers: Any, setting: Any = MINE, draft: bool = False, **more: Any) -> Any:
+    def serve(self, *layers: Any, setting: Any = MINE, draft: bool = False, ranks: Any = None, **more: Any) -> Any:
         """A runner whose model has these layers, or what these make when they are called, loaded."""
         runner = self.modules[MODEL_LOADED.module].ModelRunner
         server_args = arguments(setting if isinstance(setting, str) else json.dumps(setting), **more)
         made = lambda: nn.ModuleList(each if isinstance(each, nn.Module) else each() for each in layers)  # noqa: E731
-        return runner(server_args, made, is_draft_worker=draft)
+        found = runner(server_args, made, is_draft_worker=draft, **(ranks or {}))
+        found.logits = self.logits
+        return found
 
     @property
     def lines(self) -> list[str]:

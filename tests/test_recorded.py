@@ -1,4 +1,4 @@
-"""Manifests from what vLLM's workers recorded: `aot manifest from-server`."""
+"""Manifests from what the workers of vLLM or SGLang recorded: `aot manifest from-server`."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_files_of_different_runs_are_refused(write: Any, run: Run, second: dict[
 
 def test_folders_in_which_nothing_was_recorded_are_refused(write: Any, run: Run, tmp_path: Path) -> None:
     for workers, says in (
-        ([], "holds no worker-*.json; serve with --additional-config"),
+        ([], 'holds no worker-*.json; serve with the setting {"cute_aot": {"record": "FOLDER"}}'),
         ([worker(tokens={}, logits={})], "no worker counted a step; send requests"),
         ([worker(layers=[], heads=[])], "the model has no layer that a manifest can hold"),
         ([worker(capability=[7, 5])], "ran on compute capability 7.5, which no target serves; give --target"),

@@ -240,7 +240,7 @@ def test_archives_that_cannot_be_opened_are_named(start: Start, tmp_path: Path) 
     assert path in left_to_sglang(start(load=runtime.load), setting={"cute_aot": path})
 
 
-@pytest.mark.parametrize("more", [{}, {"record": "no"}], ids=["no file", "no setting"])
+@pytest.mark.parametrize("more", [{}, {"record": 7}], ids=["no file", "no setting"])
 def test_a_server_does_not_start_without_an_archive_that_it_requires(start: Start, more: Any, tmp_path: Path) -> None:
     server = start(load=runtime.load)
     setting = {"cute_aot": {"archive": str(tmp_path / "none.aot"), "required": "archive", **more}}

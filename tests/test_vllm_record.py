@@ -19,7 +19,7 @@ from runtime.plugin import periodic
 
 from . import vllm_stand_in
 from .recording_driver import signature
-from .torch_stand_in import HIDDEN, INNER, VOCAB, near, tensors
+from .torch_stand_in import HIDDEN, INNER, VOCAB, key, near, tensors
 from .vllm_stand_in import PADDED, Server, Start, fp8_layer
 
 start = vllm_stand_in.start  # a fixture
@@ -38,10 +38,6 @@ def record(start: Start, tmp_path: Path) -> Any:
         return server, worker, tmp_path / "records" / "worker-0-0.json"
 
     return record
-
-
-def key(n: int, k: int, epilogue: str = "none") -> str:
-    return f"bf16_bf16_bf16_f32_{epilogue}_n{n}_k{k}"
 
 
 def written(worker: Any, path: Path) -> Any:

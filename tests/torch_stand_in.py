@@ -197,6 +197,11 @@ def device_is_gone(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     monkeypatch.setattr(OnCpu, what, property(fail) if what == "device" else fail)
 
 
+def key(n: int, k: int, epilogue: str = "none") -> str:
+    """That of a signature in bf16."""
+    return f"bf16_bf16_bf16_f32_{epilogue}_n{n}_k{k}"
+
+
 def logged(log: pytest.LogCaptureFixture, name: str) -> list[str]:
     """What a plugin logged under this name, apart from details for debugging."""
     return [record.getMessage() for record in log.records if record.name == name and record.levelno > logging.DEBUG]

@@ -1,8 +1,8 @@
-"""From the files of vLLM's workers, as the plugin records them, to the manifest of the GEMMs that they ran.
+"""From the files of workers of vLLM or SGLang, as the plugins record them, to the manifest of the GEMMs that they ran.
 
 Each file has one worker's layers, by name with the keys of their signatures, and how many steps had which M. Ranks that
-run the same are one; what only some have, as the stages of a pipeline do, is in the manifest once. Knows nothing of
-vLLM; `runtime/plugin/record.py` writes the files.
+run the same are one; what only some have, as the stages of a pipeline do, is in the manifest once. Knows no server;
+`runtime/plugin/record.py` writes the files.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def manifest_from_workers(
 ) -> Manifest:
     """The GEMMs that the workers of `folder` ran, with `traffic`.
 
-    `targets` are by default those of the workers' GPUs, `model` the name of vLLM's. `in_graph` adds the other ways to
+    `targets` are by default those of the workers' GPUs, `model` the name of theirs. `in_graph` adds the other ways to
     compute the layers that `aot tune --in-graph` chooses for, and with an activation where a layer was called so.
     `on_warning` is told what a reader of the manifest may not expect.
 
@@ -77,7 +77,7 @@ def manifest_from_workers(
     tokens, logits = _merged(workers, "tokens"), _merged(workers, "logits")
     if not tokens:
         raise ManifestError(
-            f"{folder}: no worker counted a step; send requests to the server, and stop it or wait for ten seconds"
+            f"{folder}: no worker counted a step; send requests to the server, and wait for ten seconds"
         )
     found = _targets(first, targets)
     layers = _distinct(workers, "layers")
@@ -115,12 +115,12 @@ def manifest_from_workers(
 def _workers(folder: str) -> list[Worker]:
     """The workers, in the order of engines and ranks."""
     if not os.path.isdir(folder):
-        raise ManifestError(f"{folder}: is no folder; name the one that `record` of vLLM's setting names")
+        raise ManifestError(f"{folder}: is no folder; name the one that `record` of the server's setting names")
     paths = sorted(Path(folder).glob("worker-*.json"))
     if not paths:
         raise ManifestError(
-            f"{folder}: holds no worker-*.json; serve with --additional-config "
-            '\'{"cute_aot": {"record": "FOLDER"}}\', and name that folder'
+            f'{folder}: holds no worker-*.json; serve with the setting {{"cute_aot": {{"record": "FOLDER"}}}}, which '
+            "docs/vllm.md and docs/sglang.md have in a command, and name that folder"
         )
     workers = sorted(map(_worker, map(str, paths)), key=lambda worker: (worker.engine, worker.rank))
     for worker in workers[1:]:
@@ -264,7 +264,7 @@ def _gemms(
 
 
 def _buildable(signature: Signature, targets: Sequence[str]) -> Signature:
-    """With its activation only if there are kernels with one for all targets: without, vLLM calls the product alone."""
+    """With its activation only if there are kernels with one for all targets: else servers call the product alone."""
     if signature.parts.gated and not all(variants(target, signature) for target in targets):
         return dataclasses.replace(signature, epilogue="none")
     return signature

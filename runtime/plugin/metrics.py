@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+from collections.abc import Callable
 from typing import Any
 
 from ..serve.library import Library
@@ -69,12 +70,13 @@ class Exporting:
         self._log = log
         self._writing: Periodic | None = None
 
-    def begin(self, lib: Library | None, engine: int, rank: int) -> None:
+    def begin(self, lib: Library | None, engine_and_rank: Callable[[], tuple[int, int]]) -> None:
         """Show what `lib` counts, if there is one, as that of a rank of an engine; whatever is in the way of that is
         one line of the log."""
         if lib is None or not wanted():
             return
         try:
+            engine, rank = engine_and_rank()
             exporter = Exporter({"engine": str(engine), "rank": str(rank)})
         except Exception as error:  # no prometheus_client, or another release of it
             self._log.warning("%s has no metrics: %s", own_name(lib), words(error))

@@ -38,6 +38,15 @@ def unquantised(layer: Any, epilogue: Epilogue) -> Signature:
     computes = next((base.__name__ for base in type(method).__mro__ if "apply" in vars(base)), "")
     if computes not in ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"):
         raise ArgumentError(f"{type(layer).__name__} computed by {type(method).__name__}")
+    return product(layer, epilogue)
+
+
+def product(layer: Any, epilogue: Epilogue) -> Signature:
+    """The same, whoever computes it.
+
+    Raises:
+        ArgumentError: its weight is no matrix, or has a type that no kernel reads.
+    """
     if getattr(layer.weight, "ndim", 0) != 2:
         raise ArgumentError(f"{type(layer).__name__} with a weight that is no matrix")
     return replace(signature_of(layer.weight, False), epilogue=epilogue.word())

@@ -39,23 +39,23 @@ def required(found: Any) -> str:
     return word if word in (ARCHIVE, LAYERS) else ""
 
 
-def read(found: Any, place: str, records: bool = False) -> Settings:
+def read(found: Any, place: str) -> Settings:
     """The settings that a value of "cute_aot" stands for.
 
     It is the path of an archive, "universal" for that of the package, a list of these, the base first, or {"archive":
     any of these, "experts": false, "strict": false, "require_signed": a folder of keys, "required": "archive" or
-    "layers"}. Of vLLM, whose plugin `records`, it may also have "record": a folder, beside "archive" or alone.
+    "layers", "record": a folder, beside "archive" or alone}.
 
     Raises:
         ArgumentError: the value is none of that.
     """
     words = dict(found) if isinstance(found, dict) else {"archive": found}
     archive, strict = words.pop("archive", None), words.pop("strict", True)
-    record, experts = words.pop("record", "") if records else "", words.pop("experts", True)
+    record, experts = words.pop("record", ""), words.pop("experts", True)
     keys, must = words.pop("require_signed", None), words.pop("required", "")
     if words:
-        known = ", ".join(["archive, experts", *(["record"] if records else []), "require_signed, required"])
-        raise ArgumentError(f"{place} has {known} and strict, found {', '.join(map(str, words))}")
+        known = "archive, experts, record, require_signed, required and strict"
+        raise ArgumentError(f"{place} has {known}, found {', '.join(map(str, words))}")
     for name, value in (("strict", strict), ("experts", experts)):
         if type(value) is not bool:
             raise ArgumentError(f"{name} of {place} must be true or false, found {value!r:.50}")

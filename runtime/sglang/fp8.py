@@ -38,10 +38,13 @@ def is_fp8(layer: Any) -> bool:
     return getattr(getattr(layer, "weight", None), "dtype", None) == torch.float8_e4m3fn
 
 
-def wanted(layer: Any, dtype: torch.dtype, backend: str) -> Signature:
+def wanted(
+    layer: Any, dtype: torch.dtype, backend: str, is_known: Callable[[Any], bool] = hooks.is_marked
+) -> Signature:
     """The signature of a layer whose weight and scales are in place, without its bias, which is added afterwards.
 
-    `dtype` is the model's element type, `backend` what `--fp8-gemm-backend` says.
+    `dtype` is the model's element type, `backend` what `--fp8-gemm-backend` says, and `is_known` tells whether the
+    plugin replaces a function that computes layers with scales of blocks.
 
     Raises:
         ArgumentError: there is none, by who computes it, by element types or by how scales are shared.
@@ -53,7 +56,7 @@ def wanted(layer: Any, dtype: torch.dtype, backend: str) -> Signature:
     scale = getattr(layer, "weight_scale", None) if scale is None else scale
     if scale is None or scale.dtype != torch.float32:
         raise ArgumentError(f"the weight has scales of {getattr(scale, 'dtype', None)}, not of torch.float32")
-    scaling = _scaling(layer, scale, holder, backend)
+    scaling = _scaling(layer, scale, holder, backend, is_known)
     n, k = matrix(layer, scaling).shape
     return Signature("e4m3", "e4m3", dtype_name(dtype), "f32", "none", n, k, scaling=scaling)
 
@@ -88,12 +91,12 @@ def leave(layer: Any) -> None:
         delattr(weight, _MARK)
 
 
-def _scaling(layer: Any, scale: Any, holder: Any, backend: str) -> str:
+def _scaling(layer: Any, scale: Any, holder: Any, backend: str, is_known: Callable[[Any], bool]) -> str:
     rows, columns = layer.weight.shape
     if getattr(layer, "weight_scale_inv", None) is not None or getattr(layer, "weight_block_size", None) is not None:
         if backend != "auto":
             raise ArgumentError(f"--fp8-gemm-backend asks for {backend}")
-        if not hooks.is_marked(getattr(holder, "w8a8_block_fp8_linear", None)):
+        if not is_known(getattr(holder, "w8a8_block_fp8_linear", None)):
             raise ArgumentError(f"{type(holder).__name__} chose a GEMM with block scales that the plugin does not know")
         if tuple(scale.shape) != (-(-rows // SCALE_BLOCK), -(-columns // SCALE_BLOCK)):
             raise ArgumentError(f"scales of shape {tuple(scale.shape)} are not one for each 128 x 128 of the weight")

@@ -56,7 +56,40 @@ FP8_BLOCKS = tuple(
 # What models call with a layer's weight themselves.
 DEEP_GEMM = Hook(f"{_LAYERS}.deep_gemm_wrapper.entrypoint", "", "gemm_nt_f8f8bf16", ("lhs", "rhs", "out"))
 
-HOOKS = (MODEL_LOADED, LINEAR, HEAD, FP8_LINEAR, *FP8_BLOCKS, DEEP_GEMM)
+# Replaced in a scheduler that is recorded. What runs a batch of requests, and nothing that warms up or captures; what
+# replays a graph of a whole step, in decoding; what makes a batch of prefill as large as its pieces, of both kinds; and
+# what calls the head.
+_RUNNER = MODEL_LOADED.module
+STEP = Hook(
+    _RUNNER,
+    "ModelRunner",
+    "_forward_raw",
+    ("self", "forward_batch", "pp_proxy_tensors", "reinit_attn_backend", "split_forward_count"),
+)
+REPLAY = Hook(
+    "sglang.srt.model_executor.cuda_graph_runner",
+    "CudaGraphRunner",
+    "replay",
+    ("self", "forward_batch", "pp_proxy_tensors"),
+)
+PIECES = Hook(
+    "sglang.srt.model_executor.piecewise_cuda_graph_runner",
+    "PiecewiseCudaGraphRunner",
+    "replay_prepare",
+    ("self", "forward_batch", "kwargs"),
+)
+LOGITS = Hook(
+    HEAD.module,
+    HEAD.owner,
+    "_get_logits",
+    ("self", "hidden_states", "lm_head", "logits_metadata", "embedding_bias"),
+)
+
+_RECORDING = STEP, REPLAY, PIECES, LOGITS
+HOOKS = (MODEL_LOADED, LINEAR, HEAD, FP8_LINEAR, *FP8_BLOCKS, DEEP_GEMM, *_RECORDING)
+
+# Which part of a model sees a row for each token.
+LANGUAGE_MODEL = Hook(_RUNNER, "", "resolve_language_model", ("model",))
 
 # Of the activation that GEMMs of gates may compute; looked at where a model was loaded.
 ACTIVATION = Hook(f"{_LAYERS}.activation", "SiluAndMul", "forward_native", ("self", "x"))
@@ -112,8 +145,12 @@ READ = {
             *("disable_cuda_graph", "cuda_graph_bs", "speculative_num_draft_tokens"),
             *("disable_piecewise_cuda_graph", "piecewise_cuda_graph_tokens"),
             *("enable_torch_compile", "enable_symm_mem"),
+            *("enable_dp_attention", "moe_a2a_backend", "moe_dense_tp_size", "enable_attn_tp_input_scattered"),
+            "attn_cp_size",
         )
     ),
+    "sglang.srt.model_executor.model_runner": ("ModelRunnerOutput.can_run_graph",),
+    "sglang.srt.model_executor.forward_batch_info": ("ForwardBatch.input_ids",),
     f"{_MOE}.moe_runner.base": tuple(
         f"MoeRunnerConfig.{name}"
         for name in (
@@ -131,6 +168,12 @@ READ = {
     f"{_MOE}.topk": ("StandardTopKOutput.topk_weights", "StandardTopKOutput.topk_ids"),
     FP8: (),
 }
+
+
+def is_block(function: Any) -> bool:
+    """Whether it is one of `FP8_BLOCKS`, replaced or not."""
+    return getattr(function, "__name__", "") in {hook.method for hook in FP8_BLOCKS}
+
 
 _REGISTRY = "sglang.srt.plugins.hook_registry"
 

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ArgumentError
+from ..plugin.metrics import Exporting
 from ..plugin.served import OVERLAP, PLAIN, Served, check_version, words
 from ..serve.library import Library
 from ..serve.load import load
 from . import hooks
+from .recording import Recording, engine_and_rank
 from .settings import PLACE, required, settings_of
 
 _log = logging.getLogger("sglang.cute_aot")
@@ -42,6 +44,8 @@ class Plugin(Served):
 
     def __init__(self, load: Callable[..., Library] = load) -> None:
         super().__init__("SGLang", _log, load)
+        self._recording = Recording()
+        self._exporting = Exporting(_log)
         self._experts_left = ""  # why SGLang computes all experts, empty where each layer is asked for
 
     def around_model(self, load_model: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,22 +55,31 @@ class Plugin(Served):
         def load_model_and_preload(runner: Any, *args: Any, **kwargs: Any) -> Any:
             # A draft model is served by what its target was given; SGLang may have changed the arguments since.
             if not runner.is_draft_worker:
-                self.start(runner.server_args)
+                self.start(runner)
             found = load_model(runner, *args, **kwargs)
+            if not runner.is_draft_worker:
+                self._recording.read_model(runner)
             self.loaded(runner)
             return found
 
         return load_model_and_preload
 
-    def start(self, server_args: Any) -> None:
-        """Open the archive that the server's arguments name, if any, and put the hooks in place."""
+    def start(self, runner: Any) -> None:
+        """Open the archive that the arguments of the runner's server name, if any, and put the hooks in place; begin to
+        record, if they say so."""
+        self._recording.end()
+        self._exporting.end()
         self._forget()
+        server_args = runner.server_args
         self._required = required(server_args)
         try:
             settings = settings_of(server_args)
             if settings is not None:
                 version = str(importlib.import_module("sglang").__version__)
                 check_version(version, hooks.KNOWN_VERSIONS, "SGLang", settings, PLACE)
+                if settings.record:
+                    self._recording.begin(settings.record, runner)
+            if settings is not None and settings.paths:
                 _check_server(server_args)
                 lib = self._open(settings, _workspaces(server_args))
                 hooks.install(self._makers(server_args))
@@ -75,6 +88,7 @@ class Plugin(Served):
                 self.lib, self._digest = lib, lib.digest
         except Exception as error:  # the server goes on with SGLang's kernels, whatever it is
             self.refuse(error)
+        self._exporting.begin(self.lib, lambda: engine_and_rank(runner))
 
     def _makers(self, server_args: Any) -> dict[hooks.Hook, hooks.Make]:
         from . import fp8  # SGLang has imported torch by now

@@ -1,4 +1,4 @@
-"""Where a server's arguments say which archive serves it.
+"""Where a server's arguments say which archive serves it, and where it is recorded.
 
 Knows nothing of SGLang beyond that `json_model_override_args` is a JSON text, which reaches every scheduler.
 """

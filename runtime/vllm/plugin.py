@@ -93,7 +93,7 @@ class Plugin(Served):
                 self.lib, self._digest = lib, lib.digest
         except Exception as error:  # the server goes on with vLLM's kernels, whatever it is
             self.refuse(error)
-        self._exporting.begin(self.lib, vllm_config.parallel_config.data_parallel_index, rank)
+        self._exporting.begin(self.lib, lambda: (vllm_config.parallel_config.data_parallel_index, rank))
 
     def _wrappers(self) -> dict[hooks.Hook, hooks.Make]:
         def around_loaded(loaded: Callable[..., None]) -> Callable[..., None]:

@@ -21,7 +21,7 @@ def settings_of(additional_config: Any) -> Settings | None:
         ArgumentError: the value of "cute_aot" is none that `runtime.plugin.settings.read` knows.
     """
     found = _value(additional_config)
-    return None if found is None else read(found, PLACE, records=True)
+    return None if found is None else read(found, PLACE)
 
 
 def required(additional_config: Any) -> str:

@@ -82,14 +82,16 @@ def from_config(
 
 
 def from_server(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What vLLM's workers recorded; docs/vllm.md.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="What a server's workers recorded; docs/vllm.md, docs/sglang.md.")
+    ],
     target: Targets = None,
     in_graph: InGraph = False,
-    model: Annotated[str | None, typer.Option(help="The model's name. Default: from vLLM's.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name. Default: from the server's.")] = None,
     output: ManifestOutput = None,
     force: ManifestForce = False,
 ) -> None:
-    """Write the manifest of the GEMMs that a vLLM server ran, with the M that it ran them at and how often.
+    """Write the manifest of the GEMMs that a server, vLLM or SGLang, ran, with the M that it ran them at and how often.
 
     Without --target it is for the GPU that the server ran on.
     """

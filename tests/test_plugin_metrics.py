@@ -1,4 +1,4 @@
-"""A library's figures in vLLM's /metrics: written by workers, read by a server in another process."""
+"""A library's figures in the /metrics of vLLM and SGLang: written by workers, read by a server in another process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,19 @@ pytest.importorskip("prometheus_client")
 from runtime.plugin import periodic
 from runtime.serve.stats import ArchiveInfo, Refusal, Stats, metrics
 
-from . import vllm_stand_in
+from . import sglang_stand_in, vllm_stand_in
 from .command_line import ROOT
 from .torch_stand_in import HIDDEN
-from .vllm_stand_in import Start
 
-start = vllm_stand_in.start  # a fixture
+start_vllm, start_sglang = vllm_stand_in.start, sglang_stand_in.start  # fixtures
+Start = Callable[[], Any]
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 WORKER = """
 import sys
 from runtime.plugin.metrics import Exporter
-from tests.test_vllm_metrics import stats
+from tests.test_plugin_metrics import stats
 exporter = Exporter({"engine": "0", "rank": sys.argv[1]})
 for launches in map(int, sys.argv[2:]):
     exporter.update(stats(launches))
@@ -42,6 +43,13 @@ registry = CollectorRegistry()
 multiprocess.MultiProcessCollector(registry)
 print(json.dumps([[one.name, one.labels, one.value] for of in registry.collect() for one in of.samples]))
 """
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def start(request: pytest.FixtureRequest) -> Start:
+    """Makes a server of either kind."""
+    found: Start = request.getfixturevalue(f"start_{request.param}")
+    return found
 
 
 def stats(launches: int) -> Stats:
@@ -114,7 +122,8 @@ def test_a_worker_writes_what_its_library_counts_now_and_then_and_when_it_ends(
     while seconds < 1 and server.lib.stats() not in written:
         time.sleep(0.01)
     server.lib._counters.planned()
-    server.serve(config={})  # the next worker of this process, without an archive
+    without: Any = {"setting": "{}"} if isinstance(server, sglang_stand_in.Server) else {"config": {}}
+    server.serve(**without)  # the next worker of this process, without an archive
     assert written[-1] == server.lib.stats()
     assert written[-1].plans_made >= 2
 
@@ -137,4 +146,26 @@ def test_a_worker_without_prometheus_client_serves_all_the_same(
     server = start()
     server.serve(server.linear(HIDDEN, HIDDEN))
     assert "has no metrics: ModuleNotFoundError" in server.lines[0]
+    assert "serves 1 of 1" in server.lines[1]
+
+
+def test_schedulers_are_told_apart_by_data_parallelism_and_rank(
+    start_sglang: sglang_stand_in.Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+    monkeypatch.setenv(FOLDER, "a folder")
+    monkeypatch.setattr("runtime.plugin.metrics.Exporter", found.append)
+    server = start_sglang()
+    ranks = {"tp_rank": 1, "tp_size": 2, "pp_rank": 3, "pp_size": 4, "dp_rank": 5}
+    server.serve(server.linear(HIDDEN, HIDDEN), ranks=ranks)
+    assert found == [{"engine": "5", "rank": "7"}]
+
+
+def test_a_server_whose_ranks_are_not_as_they_are_known_serves_all_the_same(
+    start_sglang: sglang_stand_in.Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER, "a folder")
+    server = start_sglang()
+    server.serve(server.linear(HIDDEN, HIDDEN), ranks={"tp_size": None})
+    assert "has no metrics: TypeError" in server.lines[0]
     assert "serves 1 of 1" in server.lines[1]
