@@ -242,7 +242,7 @@ def few() -> list[str]:
         for (n, k), of in us.items()
         if (quantised, tokens[0]) in of
     ]
-    return [*table(["us, quantised before and meanwhile", *(f"M = {m}" for m in tokens)], rows), *source("few_h100")]
+    return [*table(["us, of e4m3 and of bf16 A", *(f"M = {m}" for m in tokens)], rows), *source("few_h100")]
 
 
 def grouped_weights() -> list[str]:

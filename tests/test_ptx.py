@@ -71,6 +71,27 @@ def test_a_kernel_for_ampere_is_right_where_no_build_chooses_it(family: str, sca
     assert (done.returncode, done.stdout.count("ok ")) == (0, 1), done.stdout + done.stderr
 
 
+_QUANTISES = "own.sm90_small_m.bf16_e4m3_bf16_f32"
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        "swiglu.block_weight_scaled.tile8x64.cluster_n1.ctas_per_sm1.serial.split_k1",
+        "swiglu.block_weight_scaled.tile24x64.cluster_n1.ctas_per_sm1.serial.split_k2",  # no multiple of a pass
+        pytest.param(
+            "bias.column_weight_scaled.tile16x112.cluster_n1.ctas_per_sm1.serial.split_k4", marks=pytest.mark.long
+        ),
+        pytest.param(
+            "bias.column_weight_scaled.tile40x64.cluster_n1.ctas_per_sm1.serial.split_k1", marks=pytest.mark.long
+        ),
+    ],
+)
+def test_tokens_are_quantised_into_their_own_stage(choices: str) -> None:
+    done = run("sm_90a", "--name", f"{_QUANTISES}.{choices}.sm_90a")
+    assert (done.returncode, done.stdout.count("ok ")) == (0, 1), done.stdout + done.stderr
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_slices_of_k_that_take_stages_in_turn_wait_for_their_own(seed: int) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from aot.problem.manifest import Gemm
+from aot.problem.manifest import Gemm, Manifest, dump, loads
 from aot.problem.unquantised import FEW, of_unquantised
 from runtime.gemm.signature import Signature
 from runtime.quantise import Signature as Quantise
@@ -54,6 +54,13 @@ def test_others_stay_alone(other: Gemm) -> None:
 def test_targets_without_such_kernels_get_nothing_more() -> None:
     assert of_unquantised([gemm("row_column")], BLACKWELL) == ([gemm("row_column")], [])
     assert len(of_unquantised([gemm("row_column")], [*BLACKWELL, *HOPPER])[0]) == 3
+
+
+def test_names_stay_as_short_as_manifests_take_them() -> None:
+    gemms, uses = of_unquantised([dataclasses.replace(gemm(), name="q" * 64)], HOPPER)
+    made = Manifest("m", "made up", (1, 64, 512, 4096), ("sm_90a",), tuple(gemms), uses=tuple(uses))
+    assert [len(item.name) for item in made.items()] == [64, 59, 62, 64]
+    assert [item.name for item in loads(dump(made)).items()] == [item.name for item in made.items()]
 
 
 def test_tokens_decide_which_are_asked_for() -> None:

@@ -166,6 +166,26 @@ def test_tokens_that_the_archive_cannot_quantise_are_vllms_to_quantise(quantisin
     assert f"what quantises for an fp8 GEMM of N {N} and K {K} was left to the server: KernelMiss" in server.lines[0]
 
 
+def test_kernels_of_few_tokens_that_cannot_be_loaded_leave_tokens_to_vllm(
+    begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = begin()
+    worker_of(server)
+    preload = OnCpu.preload
+
+    def fail(self: Any, tokens: Any = (), *, only: Any = None) -> Any:
+        if any("weight" in key for key in only):
+            raise runtime.DeviceError("the driver\nrefused")
+        return preload(self, tokens, only=only)
+
+    monkeypatch.setattr(OnCpu, "preload", fail)
+    gemm, layer = made(server, fp8_layer("block"), "block"), layer_of("block")
+    x = torch.randn(2, K).bfloat16()
+    assert close(gemm.apply_weights(layer, x), layer, x)
+    assert server.lib.calls == [(2, True, "serial")]
+    assert "has vLLM quantise tokens: the driver refused" in server.lines[0]
+
+
 @pytest.mark.parametrize("change", [{"out_dtype": torch.float16}, {"input_dtype": torch.float16}])
 def test_only_activations_of_the_results_type_are_taken_as_they_are(begin: Any, change: Any) -> None:
     server = begin([*SERVED, *FEW, signature(N, K, dtype="e4m3", d="f16", scaling="block")])
@@ -180,8 +200,9 @@ def test_activations_with_a_bound_or_static_scales_are_quantised_by_vllm(begin: 
     x = torch.randn(2, K).bfloat16()
     assert close(gemm.apply_weights(layer, x), layer, x)
     assert server.lib.calls == [(2, True, "serial")]
-    static = quant_key((-1, -1), static=True)
-    assert made(server, fp8_layer(activation_quant_key=static), "tensor").way is None
+    for scaling, group in (("tensor", (-1, -1)), ("row_column", (1, -1))):
+        static = fp8_layer(scaling, activation_quant_key=quant_key(group, static=True))
+        assert made(server, static, scaling).way is None
 
 
 def test_few_tokens_that_no_kernel_takes_are_quantised(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,8 @@ from ..search.unserved import variants
 from .manifest import Gemm, Use
 from .ways import MOST_TOKENS
 
-FEW = 16  # up to which one kernel was faster than two on an H100: docs/kernels/sm90_small_m.md
+FEW = 16  # up to which one kernel is faster than two: docs/kernels/sm90_small_m.md
+_NAME = 55  # letters of a layer's, so that a manifest takes what is added
 _SCALINGS = {"block": "block_weight", "row_column": "column_weight"}
 
 
@@ -39,7 +40,7 @@ def of_unquantised(gemms: Iterable[Gemm], targets: Sequence[str]) -> tuple[list[
         if _served(quantise, targets):
             rows.setdefault(quantise, gemm)
             found += _of_tokens(gemm, "behind", dataclasses.replace(s, overlap=OVERLAPS[-1]), FEW + 1, MOST_TOKENS)
-    uses = [Use(f"{gemm.name}_quantise", of, _between(gemm, FEW + 1, None)) for of, gemm in rows.items()]
+    uses = [Use(f"{gemm.name[:_NAME]}_quantise", of, _between(gemm, FEW + 1, None)) for of, gemm in rows.items()]
     return found, [use for use in uses if use.tokens]
 
 
@@ -53,7 +54,9 @@ def _of_tokens(gemm: Gemm, word: str, signature: Signature, least: int, most: in
     if max(gemm.tokens) > most and tokens:
         tokens = tuple(sorted({*tokens, most}))
     traffic = tuple((m, seen) for m, seen in gemm.traffic if least <= m <= most)
-    of = dataclasses.replace(gemm, name=f"{gemm.name}.{word}", signature=signature, tokens=tokens, traffic=traffic)
+    of = dataclasses.replace(
+        gemm, name=f"{gemm.name[:_NAME]}.{word}", signature=signature, tokens=tokens, traffic=traffic
+    )
     return [of] if tokens else []
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 from ..errors import ArgumentError, LayoutError
 from ..numbers.dtypes import DTYPES
 from ..numbers.epilogue import EPILOGUES, Epilogue, extra_dtype
-from ..numbers.scaling import SCALINGS, TILES, Scaling, extent_of
+from ..numbers.scaling import FRAGMENTS, SCALINGS, TILES, Scaling, extent_of
 from ..program.geometry import flatten_rows, overlaps_itself, share_memory
 from ..program.operation import OVERLAPS
 from ..program.record import TensorView, check_address
@@ -174,11 +174,13 @@ def _scaling_of_weights(views: Views) -> str:
     known = [s for s in SCALINGS.values() if s.operands == "b" and s.fits(a.dtype, b.dtype)]
     for scaling in known:
         if _held(scaling) == scale_b.dtype and _are_scales(scale_b.shape, scaling, "b", b.shape):
-            return scaling.word
+            return _with_tensor_scale(scaling, "scale_ab" in views).word
     taken = " or ".join(f"{s.word} {_wanted(s, 'b', b.shape)} of {_held(s)}" for s in known)
+    prepared = any(s.layout == FRAGMENTS for s in known)
     raise ArgumentError(
         f"scale_b {scale_b.shape} of {scale_b.dtype} fits no scaling of b {b.shape} of {b.dtype} under a of {a.dtype}: "
-        f"{taken or 'there is none'}; runtime.torch.weights.prepare_weight makes b and scale_b"
+        f"{taken or 'there is none'}"
+        + ("; runtime.torch.weights.prepare_weight makes b and scale_b" if prepared else "")
     )
 
 
@@ -208,7 +210,8 @@ def _are_scales(found: tuple[int, ...], scaling: Scaling, of: str, shape: tuple[
     if of == "a" and scaling.rows_a == 1:
         shapes.append((*shape[:-1], *wanted[1:]))
     if scaling.k is None:
-        shapes += [(*each, 1) for each in shapes] + ([(1, *wanted)] if of == "b" else [])
+        # A row of B's alone may be scales of blocks: (1, N) is for those that come with A's.
+        shapes += [(*each, 1) for each in shapes] + ([(1, *wanted)] if of == "b" and scaling.operands == "ab" else [])
     return found in shapes
 
 

@@ -98,15 +98,20 @@ class Served:
         return reason
 
     def unquantised(self, signature: Signature) -> Any:
-        """`linears.unquantised` of a product of quantised tokens that the archive computes; loads its kernels."""
+        """`linears.unquantised` of a product of quantised tokens that the archive computes; loads its kernels. Where
+        that fails the server is to quantise."""
         assert self.lib is not None
         from .linears import unquantised
 
-        way, besides = unquantised(self.lib, signature)
-        for key, least, most in besides:
-            if key not in self._ready:
-                self._preload({key}, tokens=(least, most))
-                self._ready.add(key)
+        try:
+            way, besides = unquantised(self.lib, signature)
+            for key, least, most in besides:
+                if key not in self._ready:
+                    self._preload({key}, tokens=(least, most))
+                    self._ready.add(key)
+        except AotError as error:
+            self._log.warning("%s has %s quantise tokens: %s", own_name(self.lib), self._server, words(error))
+            return None, ()
         return way, besides
 
     def decide(self, method: Any, layer: Any) -> None:

@@ -227,7 +227,9 @@ class Plugin(Served):
 
         assert self.lib is not None  # it was asked before
         signature = wanted(config)
-        way, besides = self.unquantised(signature) if config.out_dtype in (None, config.input_dtype) else (None, ())
+        way, besides = None, ()
+        if config.out_dtype in (None, config.input_dtype) and not config.activation_quant_key.scale.static:
+            way, besides = self.unquantised(signature)
         self._decisions[gemm] = Decision(FP8, signature.key(), binding=True, besides=besides)
         return self._number(), way
 

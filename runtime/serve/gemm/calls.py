@@ -78,7 +78,7 @@ class GemmCalls(Serving):
           shape without gaps, in the tiles of `runtime.numbers.scaling.TILES`: in ue8m0 for blocks of 1 x 32, or, where
           a and b are e2m1, in e4m3 for blocks of 1 x 16 (NVFP4); scale_b alone where b has 4 bits and a is bf16, both
           as `runtime.torch.prepare_weight` gives them, or where b is e4m3 and a is bf16, which the kernel quantises by
-          1 x 128: (N) or (ceil(N/128), ceil(K/128));
+          1 x 128: (N), (N, 1) or (ceil(N/128), ceil(K/128));
         - scale_ab, one f32 element, with the latter: the factor of all of A times that of all of B;
         - bias (N), added to every row; then `epilogue`, "none" or an activation of `runtime.numbers.epilogue`, of which
           the gated ones ("swiglu", "swiglu_interleaved" ...) halve the columns: D is (..., N/2);

@@ -70,14 +70,15 @@ def _fill(
     piece, of_pass = lane % THREADS_OF_BLOCK, lane // THREADS_OF_BLOCK
     scales = cute.make_tensor(to.scales, cute.make_layout((plan.tile_m, plan.stages)))
     made = cute.make_rmem_tensor((WIDTH,), cutlass.Float8E4M3FN)
-    at_once = min(plan.tile_m, _TOKENS * _PASSES)
-    values = cute.make_rmem_tensor((WIDTH, at_once // _TOKENS), cutlass.Float32)
-    for first in cutlass.range_constexpr(0, plan.tile_m, at_once):
-        for number in cutlass.range_constexpr(at_once // _TOKENS):  # all loads, then all else
+    passes = plan.tile_m // _TOKENS
+    values = cute.make_rmem_tensor((WIDTH, min(passes, _PASSES)), cutlass.Float32)
+    for done in cutlass.range_constexpr(0, passes, _PASSES):
+        first, at_once = done * _TOKENS, min(_PASSES, passes - done)
+        for number in cutlass.range_constexpr(at_once):  # all loads, then all else
             token = cutlass.min(first + number * _TOKENS + of_pass, work.tokens - 1)
             row = a[work.tile_row * plan.tile_m + token, None]
             load(row, k * THREADS_OF_BLOCK + piece, values[None, number])
-        for number in cutlass.range_constexpr(at_once // _TOKENS):
+        for number in cutlass.range_constexpr(at_once):
             token = first + number * _TOKENS + of_pass
             amax = over_threads(magnitude(values[None, number]), THREADS_OF_BLOCK)
             narrow(values[None, number], amax, made)
