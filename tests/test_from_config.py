@@ -62,6 +62,17 @@ def test_from_config_has_every_way_to_compute_a_layer(run: Run) -> None:
     }
 
 
+def test_from_config_has_what_quantises_tokens(run: Run, tmp_path: Path) -> None:
+    config = ROOT / "tests/data/configs/qwen3-30b-a3b-fp8.json"
+    asked = ("manifest", "from-config", config, "--tokens", "1,64", "--target", "sm_90a")
+    plain, more = (manifest.loads(run(*asked, *options).out) for options in ((), ("--quantise",)))
+    assert [g.name for g in more.gemms if g not in plain.gemms] == ["qkv.few", "qkv.behind", "o.few", "o.behind"]
+    assert [use.name for use in more.uses if use not in plain.uses] == ["qkv_quantise", "o_quantise"]
+    of_16_bits = run(*asked[:2], ROOT / "tests/data/configs/llama-3.1-8b.json", *asked[3:], "--quantise")
+    assert of_16_bits.status == 2
+    assert "has no layer in e4m3 scaled by blocks, or by tokens and channels" in of_16_bits.err
+
+
 def test_from_config_has_no_swiglu_of_other_activations(run: Run) -> None:
     written = manifest.loads(
         run("manifest", "from-config", ROOT / "tests/data/configs/gemma-3-27b.json", "--tokens", 1, "--in-graph").out

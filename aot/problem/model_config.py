@@ -45,7 +45,7 @@ from .models.config import is_integer, short
 from .models.experts import Arithmetic, Ranks
 from .models.layers import Linear, Model
 from .models.read_model import VOCABULARY_PADDING, padded, read_model
-from .unquantised import of_unquantised
+from .unquantised import NO_LAYER, of_unquantised
 
 # What `dtype` means for A, B and D. The router and lm_head stay in the type of D, as fp8 checkpoints keep them.
 DTYPES = {a: next(product for product in PRODUCTS if product[0] == a) for a, *_ in PRODUCTS}
@@ -72,7 +72,8 @@ class Wanted:
     layers in few bits, or of experts' weights where a config has those alone so, the config's or `default_scaling`.
     `fuse` takes elementwise work into the layers, as the module's docstring says. `ep` is over how many ranks experts
     are spread, each whole, as vLLM's expert parallelism does it: a multiple of `tp`, or 1. `experts` is whether the
-    manifest has them. `in_graph` adds the other ways to compute the layers that `aot tune --in-graph` chooses for.
+    manifest has them. `in_graph` adds the other ways to compute the layers that `aot tune --in-graph` chooses for,
+    `quantise` what quantises the tokens of layers in e4m3.
     """
 
     tp: int
@@ -84,6 +85,7 @@ class Wanted:
     ep: int = 1
     experts: bool = True
     in_graph: bool = False
+    quantise: bool = False
 
 
 def manifest_from_config(
@@ -152,8 +154,10 @@ def manifest_from_config(
             found.fail(f"no target has kernels for all of these layers; {instead}")
     else:
         _check_served(found, (*gemms, *uses), wanted, targets, on_warning)
-    if found.scaling:  # servers quantise what comes to these layers, unless the archive does
+    if wanted.quantise:
         with_few, of_rows = of_unquantised(gemms, targets)
+        if len(with_few) == len(gemms):
+            found.fail(NO_LAYER)
         gemms, uses = tuple(with_few), _by_operation([*uses, *of_rows])
     return Manifest(
         model or model_name(named_after or source, wanted.tp, layers.called, wanted.fuse, wanted.ep),

@@ -21,9 +21,9 @@ from runtime.gemm.signature import Signature
 from ..search import traffic
 from ..search.targets import TARGETS
 from ..search.unserved import variants, why_none
-from .manifest import MAX_COUNT, MAX_TOKENS, Gemm, Manifest, ManifestError, read_text, signature_problem
+from .manifest import MAX_COUNT, MAX_TOKENS, Gemm, Manifest, ManifestError, Use, read_text, signature_problem
 from .model_config import model_name
-from .unquantised import of_unquantised
+from .unquantised import NO_LAYER, of_unquantised
 from .ways import NO_PART, all_ways
 
 SCHEMA = 1  # of the files
@@ -60,17 +60,19 @@ def manifest_from_workers(
     targets: Sequence[str] | None = None,
     model: str | None = None,
     in_graph: bool = False,
+    quantise: bool = False,
     on_warning: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
     """The GEMMs that the workers of `folder` ran, with `traffic`.
 
     `targets` are by default those of the workers' GPUs, `model` the name of theirs. `in_graph` adds the other ways to
-    compute the layers that `aot tune --in-graph` chooses for, and with an activation where a layer was called so.
-    `on_warning` is told what a reader of the manifest may not expect.
+    compute the layers that `aot tune --in-graph` chooses for, and with an activation where a layer was called so;
+    `quantise` adds what quantises the tokens of layers in e4m3. `on_warning` is told what a reader of the manifest may
+    not expect.
 
     Raises:
         ManifestError: there are no files, one is damaged or of another schema, they are not of one run, or nothing ran;
-            or nothing that `aot tune --in-graph` chooses for.
+            or nothing that `aot tune --in-graph` chooses for, or whose tokens would be quantised.
     """
     workers = _workers(os.fspath(folder))
     first = workers[0]
@@ -95,7 +97,12 @@ def manifest_from_workers(
         named = [*all_ways(named, gated=any(gemm.signature.parts.gated for gemm in named))]
         if len(named) == len(gemms):
             raise ManifestError(f"{folder}: {NO_PART}")
-    named, of_rows = of_unquantised(named, found)
+    of_rows: list[Use] = []
+    if quantise:
+        every, of_rows = of_unquantised(named, found)
+        if len(every) == len(named):
+            raise ManifestError(f"{folder}: {NO_LAYER}")
+        named = every
     return Manifest(
         model or model_name(first.model, first.tensor_parallel, "bf16"),
         f"{first.model} at tp {first.tensor_parallel}, {sum(tokens.values())} steps, recorded by {len(workers)} "

@@ -17,6 +17,9 @@ from ..search.unserved import variants
 from .manifest import Gemm, Use
 from .ways import MOST_TOKENS
 
+NO_LAYER = (
+    "has no layer in e4m3 scaled by blocks, or by tokens and channels, that kernels quantise tokens of; leave it out"
+)
 FEW = 16  # up to which one kernel is faster than two: docs/kernels/sm90_small_m.md
 _NAME = 55  # letters of a layer's, so that a manifest takes what is added
 _SCALINGS = {"block": "block_weight", "row_column": "column_weight"}

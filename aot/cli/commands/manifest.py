@@ -25,6 +25,10 @@ InGraph = Annotated[
     bool, typer.Option("--in-graph", help="Add overlapping and fused layers, for `aot tune --in-graph` to choose.")
 ]
 
+Quantise = Annotated[
+    bool, typer.Option("--quantise", help="Add what quantises the tokens of e4m3 layers, for servers that would.")
+]
+
 
 def from_config(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A Hugging Face config.json.")],
@@ -51,6 +55,7 @@ def from_config(
         bool, typer.Option("--fuse", help="Take the MLP's activation into gate_up, residuals into o and down.")
     ] = False,
     in_graph: InGraph = False,
+    quantise: Quantise = False,
     model: Annotated[str | None, typer.Option(help="The model's name. Default: from --source or CONFIG.")] = None,
     source: Annotated[str | None, typer.Option(help="Where the config is from. Default: the file's name.")] = None,
     output: ManifestOutput = None,
@@ -71,7 +76,7 @@ def from_config(
     text = dump(
         manifest_from_config(
             load_config(config),
-            Wanted(tp, counts, target or None, dtype, scaling, fuse, ep, experts, in_graph),
+            Wanted(tp, counts, target or None, dtype, scaling, fuse, ep, experts, in_graph, quantise),
             source=source or printable(config.name),
             model=model,
             named_after=source or printable(str(config.resolve())),
@@ -87,6 +92,7 @@ def from_server(
     ],
     target: Targets = None,
     in_graph: InGraph = False,
+    quantise: Quantise = False,
     model: Annotated[str | None, typer.Option(help="The model's name. Default: from the server's.")] = None,
     output: ManifestOutput = None,
     force: ManifestForce = False,
@@ -100,7 +106,9 @@ def from_server(
 
     for name in target or ():
         target_named(name)
-    found = manifest_from_workers(folder, targets=target, model=model, in_graph=in_graph, on_warning=warn)
+    found = manifest_from_workers(
+        folder, targets=target, model=model, in_graph=in_graph, quantise=quantise, on_warning=warn
+    )
     _write_manifest(dump(found), output, force)
 
 
