@@ -28,7 +28,7 @@ from . import sglang_stand_in
 from .command_line import ROOT
 from .recording_driver import signature
 from .sglang_stand_in import FP8, MINE, QUANTIZATION, SERVED, Server, Start, arguments
-from .torch_stand_in import HIDDEN, INNER, VOCAB, device_is_gone, library, near, tensors
+from .torch_stand_in import HIDDEN, INNER, VOCAB, Graphs, device_is_gone, library, near, tensors
 
 start = sglang_stand_in.start  # a fixture
 DOWN, SWIGLU = signature(HIDDEN, INNER), signature(2 * INNER, HIDDEN, epilogue="swiglu")
@@ -154,16 +154,12 @@ def test_compiled_code_calls_the_operator_with_any_m(start: Start) -> None:
     )
     up = server.linear(INNER, HIDDEN)
     server.serve(one, lacking, up, head)
-    graphs = []
-
-    def backend(graph: Any, _inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
+    graphs = Graphs()
 
     def step(x: Any) -> Any:
         return server.logits(lacking(up(one(x)[0] * 2)[0])[0], head)
 
-    compiled = torch.compile(step, fullgraph=True, backend=backend)
+    compiled = torch.compile(step, fullgraph=True, backend=graphs)
     for m in (5, 7):
         (x,) = tensors((m, HIDDEN))
         torch._dynamo.mark_dynamic(x, 0)

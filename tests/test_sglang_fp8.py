@@ -17,7 +17,7 @@ from runtime.sglang import hooks
 from . import sglang_stand_in
 from .recording_driver import signature
 from .sglang_stand_in import E4M3, FP8, LAYERS, QUANTIZATION, Server, Start, scaled
-from .torch_stand_in import OnCpu, near, tensors
+from .torch_stand_in import Graphs, OnCpu, near, tensors
 
 start = sglang_stand_in.start  # a fixture
 
@@ -87,21 +87,20 @@ def test_layers_that_the_archive_has_are_served(begin: Any, kind: str, bias: boo
 def test_compiled_code_calls_the_operator_with_any_m(begin: Any, kind: str) -> None:
     server = begin()
     (layer,) = server.serve(linear(server, **LAYERS_OF[kind])).model
-    graphs = []
+    called = compiled_with_any_m(layer, (5, 7))
+    assert sum("cute_aot.scaled_gemm" in target for target in called) == 1
 
-    def backend(graph: Any, _inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
 
-    compiled = torch.compile(lambda x: layer(x) + 1, fullgraph=True, backend=backend)
-    for m in (5, 7):
+def compiled_with_any_m(layer: Any, ms: tuple[int, ...]) -> list[str]:
+    """What the only graph of a layer calls, which computes what the layer does at each of `ms`."""
+    graphs = Graphs()
+    compiled = torch.compile(lambda x: layer(x) + 1, fullgraph=True, backend=graphs)
+    for m in ms:
         (x,) = tensors((m, K))
         torch._dynamo.mark_dynamic(x, 0)
         with torch.inference_mode():
             assert near(compiled(x), layer(x) + 1)
-    (graph,) = graphs
-    called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
-    assert sum("cute_aot.scaled_gemm" in target for target in called) == 1
+    return graphs.called()
 
 
 @pytest.mark.parametrize("hook", hooks.FP8_BLOCKS, ids=lambda hook: hook.method)

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-import torch
 
 from . import sglang_stand_in
 from .recording_driver import signature
 from .sglang_stand_in import E4M3, Start, scaled
-from .test_sglang_fp8 import LAYERS_OF, SERVED, K, N, close, exact, linear
+from .test_sglang_fp8 import LAYERS_OF, SERVED, K, N, close, compiled_with_any_m, exact, linear
 from .torch_stand_in import OnCpu, tensors
 
 start = sglang_stand_in.start  # a fixture
@@ -60,16 +59,6 @@ def test_activations_with_static_scales_are_quantised_by_sglang(begin: Any, kind
 def test_compiled_code_calls_one_operator_with_any_m(begin: Any, kind: str) -> None:
     server = begin()
     (layer,) = server.serve(linear(server, **LAYERS_OF[kind])).model
-    graphs = []
-
-    def backend(graph: Any, _inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(lambda x: layer(x) + 1, fullgraph=True, backend=backend)
-    for m in (3, 7):
-        (x,) = tensors((m, K))
-        torch._dynamo.mark_dynamic(x, 0)
-        with torch.inference_mode():
-            assert close(compiled(x) - 1, exact(layer, x))
-    assert len(graphs) == 1
+    called = compiled_with_any_m(layer, (3, 7))
+    assert sum("cute_aot.quantising_gemm" in target for target in called) == 1
+    assert [m for m, quantised, _ in server.lib.calls if not quantised] == [3, 3]  # compiled, and not

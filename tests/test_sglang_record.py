@@ -20,7 +20,7 @@ from . import sglang_stand_in
 from .recording_driver import signature
 from .sglang_runner_stand_in import batch
 from .sglang_stand_in import LAYERS, QUANTIZATION, Server, Start
-from .torch_stand_in import HIDDEN, INNER, VOCAB, key, tensors
+from .torch_stand_in import HIDDEN, INNER, VOCAB, Graphs, key, tensors
 
 start = sglang_stand_in.start  # a fixture
 Make = Callable[[Server], list[Any]]
@@ -135,13 +135,9 @@ def test_an_embedding_that_is_tied_is_the_head(record: Any) -> None:
 def test_a_head_that_torch_compiles_is_left_alone(record: Any) -> None:
     """Compiled code depends on nothing that is counted: it is the same in a step and outside."""
     server, runner, written = record(layers)
-    graphs = []
+    graphs = Graphs()
 
-    def backend(graph: Any, _inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(server.logits, fullgraph=True, backend=backend)
+    compiled = torch.compile(server.logits, fullgraph=True, backend=graphs)
     x = torch.ones(5, HIDDEN).bfloat16()
     assert torch.equal(compiled(x, runner.model[1]), server.logits(x, runner.model[1]))
     runner.logits = compiled

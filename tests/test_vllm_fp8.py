@@ -15,7 +15,7 @@ from runtime.vllm import hooks
 
 from . import vllm_stand_in
 from .recording_driver import signature
-from .torch_stand_in import OnCpu, near
+from .torch_stand_in import Graphs, OnCpu, near
 from .vllm_stand_in import E4M3, GROUP, GROUPS, MINE, TENSOR, TOKEN, K, N, Server, Start, fp8_layer, quant_key
 
 start = vllm_stand_in.start  # a fixture
@@ -213,11 +213,7 @@ def test_operator_passes_torchs_own_checks(begin: Any) -> None:
 def test_compiled_code_calls_the_operator_with_any_m(begin: Any, scaling: str) -> None:
     server = begin()
     worker_of(server)
-    gemm, graphs = made(server, fp8_layer(scaling), scaling), []
-
-    def backend(graph: Any, _inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
+    gemm, graphs = made(server, fp8_layer(scaling), scaling), Graphs()
 
     def step(a: Any, scale_a: Any) -> Any:
         d = gemm.apply_block_scaled_mm(a, b, scale_a, scale_b) if scaling == "block" else None
@@ -226,7 +222,7 @@ def test_compiled_code_calls_the_operator_with_any_m(begin: Any, scaling: str) -
             d = gemm.apply_scaled_mm(A=a, B=b.t(), out_dtype=torch.bfloat16, **more)
         return d + 1
 
-    compiled = torch.compile(step, fullgraph=True, backend=backend)
+    compiled = torch.compile(step, fullgraph=True, backend=graphs)
     for m in (5, 7):
         a, b, scale_a, scale_b = operands(scaling, m)
         torch._dynamo.mark_dynamic(a, 0)

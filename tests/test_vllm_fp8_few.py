@@ -22,7 +22,7 @@ from . import vllm_stand_in
 from .moe.test_operation import tensors_of
 from .recording_driver import RecordingDriver, entry, operands_record, signature, tensors_record, write_archive
 from .test_vllm_fp8 import SERVED, made, scaled, worker_of
-from .torch_stand_in import OnCpu
+from .torch_stand_in import Graphs, OnCpu
 from .vllm_stand_in import E4M3, K, N, Start, fp8_layer, quant_key
 
 start = vllm_stand_in.start  # a fixture
@@ -93,6 +93,14 @@ def layer_of(scaling: str, scale_ub: Any = None) -> Any:
     return types.SimpleNamespace(weight=stored, weight_scale=scale, scale_ub=scale_ub, exact=scaled(weight, scale))
 
 
+def taken(server: Any, scaling: str, **more: Any) -> tuple[Any, Any]:
+    """The GEMM that vLLM makes of a layer that it loads, and the layer."""
+    worker = worker_of(server)
+    gemm = made(server, fp8_layer(scaling), scaling)
+    worker.load_model()
+    return gemm, layer_of(scaling, **more)
+
+
 def close(found: Any, layer: Any, x: Any) -> bool:
     """As near as activations in e4m3 allow."""
     wanted = x.float() @ layer.exact.T
@@ -102,9 +110,7 @@ def close(found: Any, layer: Any, x: Any) -> bool:
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_few_tokens_come_to_kernels_as_they_are(begin: Any, scaling: str) -> None:
     server = begin()
-    worker = worker_of(server)
-    gemm, layer = made(server, fp8_layer(scaling), scaling), layer_of(scaling)
-    worker.load_model()
+    gemm, layer = taken(server, scaling)
     for m in (1, MOST, MOST + 1, 40):
         x = torch.randn(1, m, K).bfloat16()
         assert close(gemm.apply_weights(layer, x), layer, x)
@@ -116,8 +122,7 @@ def test_few_tokens_come_to_kernels_as_they_are(begin: Any, scaling: str) -> Non
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_archives_without_such_kernels_have_all_tokens_quantised(begin: Any, scaling: str) -> None:
     server = begin(SERVED)
-    worker_of(server)
-    gemm, layer = made(server, fp8_layer(scaling), scaling), layer_of(scaling)
+    gemm, layer = taken(server, scaling)
     x = torch.randn(2, K).bfloat16()
     assert close(gemm.apply_weights(layer, x), layer, x)
     assert server.lib.calls == [(2, True, "serial")]
@@ -127,9 +132,7 @@ def test_archives_without_such_kernels_have_all_tokens_quantised(begin: Any, sca
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_more_tokens_are_quantised_by_the_archive_and_its_gemm_overlaps(quantising: Any, scaling: str) -> None:
     server = quantising()
-    worker = worker_of(server)
-    gemm, layer = made(server, fp8_layer(scaling), scaling), layer_of(scaling)
-    worker.load_model()
+    gemm, layer = taken(server, scaling)
     for m in (MOST, MOST + 1, MOST_BEHIND + 1):
         x = torch.randn(m, K).bfloat16()
         assert close(gemm.apply_weights(layer, x), layer, x)
@@ -227,14 +230,9 @@ def test_few_tokens_that_no_kernel_takes_are_quantised(begin: Any, monkeypatch: 
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_compiled_code_calls_one_operator_with_any_m(begin: Any, scaling: str) -> None:
     server = begin()
-    worker_of(server)
-    gemm, layer, graphs = made(server, fp8_layer(scaling), scaling), layer_of(scaling), []
-
-    def backend(graph: Any, _inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(lambda x: gemm.apply_weights(layer, x) + 1, fullgraph=True, backend=backend)
+    gemm, layer = taken(server, scaling)
+    graphs = Graphs()
+    compiled = torch.compile(lambda x: gemm.apply_weights(layer, x) + 1, fullgraph=True, backend=graphs)
     for m in (3, 7):
         x = torch.randn(m, K).bfloat16()
         torch._dynamo.mark_dynamic(x, 0)
@@ -248,8 +246,8 @@ def test_code_of_inductors_calls_it_without_the_dispatcher(
     begin: Any, scaling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, given = begin(), []
-    worker_of(server)
-    gemm, layer, computed = made(server, fp8_layer(scaling), scaling), layer_of(scaling), OnCpu.gemm
+    gemm, layer = taken(server, scaling)
+    computed = OnCpu.gemm
 
     def noted(self: Any, a: Any, b: Any, **more: Any) -> Any:
         given.append("out" in more)

@@ -21,7 +21,7 @@ from runtime.vllm import hooks
 from . import vllm_stand_in
 from .recording_driver import signature
 from .test_w4 import packed
-from .torch_stand_in import OnCpu, near
+from .torch_stand_in import Graphs, OnCpu, near
 from .vllm_stand_in import FP8, MINE, K, N, Server, Start
 
 start = vllm_stand_in.start  # a fixture
@@ -205,13 +205,9 @@ def test_compiled_code_calls_the_operator_with_any_m(begin: Any, epilogues: tupl
     server = begin([of(ZERO, epilogue) for epilogue in epilogues])
     worker_of(server)
     layer, numbers = layer_of("awq", ZERO)
-    kernel, graphs = made(server, described(), layer), []
+    kernel, graphs = made(server, described(), layer), Graphs()
 
-    def backend(graph: Any, _inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(lambda x: kernel.apply_weights(layer, x) + 1, fullgraph=True, backend=backend)
+    compiled = torch.compile(lambda x: kernel.apply_weights(layer, x) + 1, fullgraph=True, backend=graphs)
     for m in (5, 7):
         x = torch.randn(m, K).bfloat16()
         torch._dynamo.mark_dynamic(x, 0)

@@ -93,6 +93,19 @@ def library(
     return OnCpu(Archive.open(folder / "model.aot"), RecordingDriver(kernels=kernels), **more)
 
 
+class Graphs(list[Any]):
+    """A backend for torch.compile that runs graphs as they are, and keeps them."""
+
+    def __call__(self, graph: Any, _inputs: Any) -> Any:
+        self.append(graph)
+        return graph.forward
+
+    def called(self) -> list[str]:
+        """The functions that the only one calls."""
+        (graph,) = self
+        return [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+
+
 def tensors(*shapes: tuple[int, ...]) -> list[Any]:
     return [torch.randn(shape).bfloat16() for shape in shapes]
 

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from runtime.gemm.signature import Signature
+from runtime.numbers.scaling import QUANTISING
 from runtime.program.operation import OVERLAPS
 from runtime.quantise import Signature as Quantise
 
@@ -22,7 +23,6 @@ NO_LAYER = (
 )
 FEW = 16  # up to which one kernel is faster than two: docs/kernels/sm90_small_m.md
 _NAME = 55  # letters of a layer's, so that a manifest takes what is added
-_SCALINGS = {"block": "block_weight", "row_column": "column_weight"}
 
 
 def of_unquantised(gemms: Iterable[Gemm], targets: Sequence[str]) -> tuple[list[Gemm], list[Use]]:
@@ -33,9 +33,9 @@ def of_unquantised(gemms: Iterable[Gemm], targets: Sequence[str]) -> tuple[list[
     for gemm in gemms:
         found.append(gemm)
         s = gemm.signature
-        if s.scaling not in _SCALINGS or s.b_major != "k" or s.batch > 1:
+        if s.scaling not in QUANTISING or s.b_major != "k" or s.batch > 1:
             continue
-        few = dataclasses.replace(s, a=s.d, scaling=_SCALINGS[s.scaling], overlap=OVERLAPS[-1])
+        few = dataclasses.replace(s, a=s.d, scaling=QUANTISING[s.scaling], overlap=OVERLAPS[-1])
         if not _served(few, targets):
             continue
         found += _of_tokens(gemm, "few", few, 1, FEW)  # servers take it up to the largest M of its tuning

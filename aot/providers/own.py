@@ -13,7 +13,7 @@ from runtime.gemm.signature import MAJORS, Signature
 from runtime.grouped_gemm import EPILOGUES_OF_GROUPS, SCALINGS_OF_GROUPS
 from runtime.numbers.epilogue import EPILOGUES
 from runtime.numbers.quantised import SCALINGS_OF_ROWS
-from runtime.numbers.scaling import SCALINGS
+from runtime.numbers.scaling import QUANTISING, SCALINGS
 from runtime.numbers.weights import FORMATS
 
 from ..kernels import moe_choices
@@ -102,7 +102,7 @@ FAMILIES: dict[str, Family] = {
             likely_small_m.hopeless,
             likely_small_m.OPTIONS,
         ),
-        scalings=(*_SCALINGS, "block_weight", "column_weight"),
+        scalings=(*_SCALINGS, *QUANTISING.values()),
         b_majors=MAJORS,
         epilogues=frozenset(EPILOGUES),
         summation=summation.of_small_m,

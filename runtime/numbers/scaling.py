@@ -34,7 +34,7 @@ class Scaling(NamedTuple):
 
     `tensor_scale`: scales are themselves scaled by one f32 factor for the whole product, that of A times that of B.
     `zeros`: what a scale multiplies is a number of B less a zero point.
-    `quantised_k`: kernels quantise A to B's type, with a scale for each row and so many elements of K, the largest
+    `quantises`: kernels quantise A to B's type, with a scale for each row and `SCALE_BLOCK` elements of K, the largest
     magnitude of which becomes the type's largest number.
     """
 
@@ -48,7 +48,7 @@ class Scaling(NamedTuple):
     tensor_scale: bool = False
     of_b: tuple[str, ...] = ()
     zeros: bool = False  # in the memory of scales each is followed by a zero point
-    quantised_k: int | None = None
+    quantises: bool = False
 
     def fits(self, a: str, b: str) -> bool:
         """Whether A and B of these element types may be scaled so."""
@@ -100,9 +100,9 @@ SCALINGS: dict[str, Scaling] = {
             rows_b=SCALE_BLOCK,
             k=SCALE_BLOCK,
             of_b=("e4m3",),
-            quantised_k=SCALE_BLOCK,
+            quantises=True,
         ),
-        Scaling("column_weight", ("bf16",), "f32", rows_b=1, of_b=("e4m3",), quantised_k=SCALE_BLOCK),
+        Scaling("column_weight", ("bf16",), "f32", rows_b=1, of_b=("e4m3",), quantises=True),
         # Of weights alone, prepared by `runtime.torch.weights`.
         Scaling("mxfp4_weight", ("bf16",), "ue8m0", rows_b=1, k=32, layout=FRAGMENTS, of_b=("e2m1",)),
         Scaling("int4_weight", ("bf16",), "bf16", rows_b=1, k=128, layout=FRAGMENTS, of_b=("u4",)),
@@ -112,6 +112,10 @@ SCALINGS: dict[str, Scaling] = {
         Scaling("int4_group128", ("bf16",), "bf16", rows_b=1, k=128, layout=COLUMNS, of_b=("i4",)),
     )
 }
+
+
+# By the scaling of a product of quantised A that of a kernel that quantises A itself; scales of B are the same.
+QUANTISING = {"block": "block_weight", "row_column": "column_weight"}
 
 
 def blocks(axis: str, size: int) -> str:

@@ -15,6 +15,7 @@ from ..errors import AotError, ArgumentError
 from ..gemm.signature import Signature
 from ..gemm.universal import ExtendedEntry
 from ..numbers.epilogue import Epilogue
+from ..numbers.scaling import QUANTISING
 from ..program.operation import OVERLAPS
 from ..program.tensor import dtype_name
 from ..quantise import Signature as Quantise
@@ -119,17 +120,13 @@ def _choose(lib: Library, wanted: Signature) -> tuple[Signature | None, str]:
     return (most, "") if lib.is_tuned(most) else choose(lib, wanted)
 
 
-# Of products of quantised activations the scaling by which kernels quantise them as they load them.
-_UNQUANTISED = {"block": "block_weight", "row_column": "column_weight"}
-
-
 def unquantised(lib: Library, signature: Signature) -> tuple[Unquantised | None, tuple[Besides, ...]]:
     """How `lib` computes what `signature` does of tokens in D's type that nobody has quantised, and by which signatures
     besides; None where nothing of that was tuned."""
-    if signature.scaling not in _UNQUANTISED:
+    if signature.scaling not in QUANTISING:
         return None, ()
     early = dataclasses.replace(signature, overlap=OVERLAPS[-1])
-    few = dataclasses.replace(early, a=signature.d, scaling=_UNQUANTISED[signature.scaling])
+    few = dataclasses.replace(early, a=signature.d, scaling=QUANTISING[signature.scaling])
     if not _tuned_to(lib, few):
         few = dataclasses.replace(few, overlap=OVERLAPS[0])
     rows = Quantise(signature.d, signature.a, signature.k, signature.scaling)

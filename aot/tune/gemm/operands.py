@@ -91,7 +91,7 @@ class Weights(RandomOperands[Signature]):
         s = self.signature
         batch = (s.batch,) if s.batch > 1 else ()
         n_major = s.b_major == "n"
-        if SCALINGS[s.scaling].operands == "b" and not SCALINGS[s.scaling].quantised_k:
+        if SCALINGS[s.scaling].operands == "b" and not SCALINGS[s.scaling].quantises:
             return random_weight(s.n, s.k, s.b, self.generator)
         shape = (*batch, s.k, s.n) if n_major else (*batch, s.n, s.k)
         if DTYPES[s.b].mantissa_bits is None:
@@ -192,7 +192,7 @@ def reference(signature: Signature, operands: OperandSet) -> torch.Tensor:
     scale_a, scale_b = extras.get("scale_a"), extras.get("scale_b")
     scaling = SCALINGS[signature.scaling]
     a, b = to_numbers(a, signature.a, wide), weights_as_numbers(signature, b, extras, wide)
-    if scaling.quantised_k:
+    if scaling.quantises:
         a = _requantised(a, signature.b)
     if scale_a is not None and scale_b is not None:
         if scaling.layout == TILES:
@@ -226,7 +226,7 @@ def weights_as_numbers(
     scaling = SCALINGS[signature.scaling]
     if scaling.operands != "b":
         return to_numbers(b, signature.b, wide)
-    if not scaling.quantised_k:
+    if not scaling.quantises:
         return dequantised(signature.scaling, b, extras["scale_b"]).to(wide)
     return to_numbers(b, signature.b, wide) * _spread(extras["scale_b"].to(wide), (scaling.rows_b, scaling.k), b.shape)
 

@@ -30,7 +30,7 @@ class Form:
     @property
     def quantises(self) -> bool:
         """Whether A comes in 16 bits, and is multiplied in e4m3."""
-        return bool(SCALINGS[self.scaling].quantised_k)
+        return SCALINGS[self.scaling].quantises
 
     @property
     def scaled_by_stage(self) -> bool:
@@ -40,7 +40,8 @@ class Form:
     @property
     def scales_of_rows(self) -> bool:
         """Whether the epilogue scales each row of B."""
-        return self.scaling in ("row_column", "column_weight")
+        scaling = SCALINGS[self.scaling]
+        return (scaling.rows_b, scaling.k) == (1, None)
 
     @property
     def gated(self) -> bool:

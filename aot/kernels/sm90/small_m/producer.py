@@ -113,11 +113,16 @@ def _loads(plan: Plan, a: Any, b: TmaOperand, scales: TokenScales, work: Work) -
     )
     boxes = cutlass.min(cute.ceil_div(work.tokens, plan.box_tokens), plan.boxes)
     stage_bytes = boxes * (plan.box_tokens * row_bytes) + stage_bytes
-    mask = None
-    if plan.cluster_n > 1:
-        every_cta = sum(1 << (other * plan.split_k) for other in range(plan.cluster_n))
-        mask = cutlass.Int16(every_cta) << cutlass.Int16(work.slice_k)
-    return _LoadA(a.atom, from_a, to_a, boxes, mask, scales), load_b, stage_bytes
+    return _LoadA(a.atom, from_a, to_a, boxes, sharing_a(plan, work), scales), load_b, stage_bytes
+
+
+def sharing_a(plan: Any, work: Work) -> Any:
+    """The CTAs of the cluster that this one's loads of A go to, a bit each; None where it shares them with nobody.
+    `plan` has `cluster_n` and `split_k`."""
+    if plan.cluster_n == 1:
+        return None
+    every_cta = sum(1 << (other * plan.split_k) for other in range(plan.cluster_n))
+    return cutlass.Int16(every_cta) << cutlass.Int16(work.slice_k)
 
 
 @cute.jit

@@ -10,7 +10,7 @@ from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
 
 from ..small_m.pipeline import EMPTY_READY, Pipeline, Work
-from ..small_m.producer import EARLY_STAGES, EVICT_FIRST, TmaOperand
+from ..small_m.producer import EARLY_STAGES, EVICT_FIRST, TmaOperand, sharing_a
 from .operands import codes_tiler, scales_tiler
 from .plan import Plan
 
@@ -119,11 +119,7 @@ def loads_of(plan: Plan, operands: Operands, work: Work) -> Loads:
     boxes = cutlass.min(cute.ceil_div(work.tokens, plan.box_tokens), plan.boxes)
     row_bytes = plan.tile_k * plan.form.element_bytes
     stage_bytes = boxes * (plan.box_tokens * row_bytes) + (plan.codes_bytes + plan.scales_bytes)
-    mask = None
-    if plan.cluster_n > 1:
-        every_cta = sum(1 << (other * plan.split_k) for other in range(plan.cluster_n))
-        mask = cutlass.Int16(every_cta) << cutlass.Int16(work.slice_k)
-    return Loads(LoadA(a.atom, from_a, to_a, boxes, mask), load_codes, load_scales, stage_bytes)
+    return Loads(LoadA(a.atom, from_a, to_a, boxes, sharing_a(plan, work)), load_codes, load_scales, stage_bytes)
 
 
 def _load(operand: TmaOperand, tiler: tuple[int, ...], tile: tuple[Any, ...]) -> Load:
