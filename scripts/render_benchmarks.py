@@ -234,7 +234,7 @@ def few() -> list[str]:
     for r in load("few_h100")["results"]:
         n, k, scaling = re.findall(r"_n(\d+)_k(\d+)_(\w+)$", r["signature"])[0]
         us.setdefault((n, k), {}).update({(scaling, m): found for m, found, _ in r["cases"]})
-    tokens = sorted({m for of in us.values() for _, m in of})
+    tokens = sorted(set.intersection(*({m for m, *_ in r["cases"]} for r in load("few_h100")["results"])))
     pairs = {"by blocks": ("block", "block_weight"), "by channel": ("row_column", "column_weight")}
     rows = [
         [f"{n} x {k}, {word}", *(f"{of[quantised, m]:.1f}, {of[own, m]:.1f}" for m in tokens)]
