@@ -210,9 +210,8 @@ def _layers() -> Contents:
             x, _ = self.down_proj(x)
             return x
 
-    methods = {"UnquantizedLinearMethod": UnquantizedLinearMethod, "OwnMethod": OwnMethod}
     return {
-        f"{QUANTIZATION}.unquant": methods,
+        f"{QUANTIZATION}.unquant": {"UnquantizedLinearMethod": UnquantizedLinearMethod, "OwnMethod": OwnMethod},
         f"{LAYERS}.logits_processor": {"LogitsProcessor": LogitsProcessor},
         f"{LAYERS}.vocab_parallel_embedding": {
             "VocabParallelEmbedding": VocabParallelEmbedding,

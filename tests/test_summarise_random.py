@@ -49,6 +49,20 @@ def test_below_097_is_slower_and_097_is_not() -> None:
     assert middle["worst"] == 0.969
 
 
+def test_what_serves_is_never_faster_than_the_best_of_which_it_is_one() -> None:
+    timed = [a_result(m, 10.0, 20.0) for m in (1, 2)]
+    for result, us in zip(timed, (10.5, 8.0), strict=True):
+        result["contenders"]["best_of"] = {"us": us}
+    found = lines([document(timed)])["ours", "best_of", "all", "M <= 64"]
+    assert (found["geomean"], found["worst"]) == (round(0.8**0.5, 6), 0.8)
+
+
+def test_what_the_package_was_made_by_is_left_out() -> None:
+    seen, new = ("bf16_bf16_bf16_f32_none_n6144_k4096", "bf16_bf16_bf16_f32_none_n6152_k4096_weights")
+    results = [a_result(1, 10.0, 20.0) | {"signature": key} for key in (seen, new)]
+    assert [r["signature"] for r in summarise_random.unseen(document(results))["results"]] == [new]
+
+
 def test_groups_and_pairs_have_lines_of_their_own() -> None:
     fused = a_result(1, 10.0, 30.0) | {"group": "16 bits, fused"}
     fused["contenders"]["against"] = {"us": 15.0}
