@@ -35,12 +35,17 @@ BIAS = dataclasses.replace(PLAIN, epilogue="bias")
 NOBODY = wrong_are()
 
 
-def write(path: Path, chosen: Sequence[universal.Chosen], rows: Sequence[dict[str, object]] = ()) -> Path:
+def write(
+    path: Path,
+    chosen: Sequence[universal.Chosen],
+    rows: Sequence[dict[str, object]] = (),
+    checked_on: dict[str, list[str]] | None = None,
+) -> Path:
     package = Package()
     for name, target in {v.name(): v.target for c in chosen for v in c.variants}.items():
         package.add_function(gemm_record(name, target=target), cubin(name))
     package.set_table("gemm", table(list(rows)))
-    package.set_table("universal", universal.table(chosen))
+    package.set_table("universal", universal.table(chosen) | ({"checked_on": checked_on} if checked_on else {}))
     package.write(path)
     return path
 
@@ -227,6 +232,22 @@ def test_entries_and_forms_are_tuned_together(tmp_path: Path, chosen: list[unive
     with Archive.open(tmp_path / "tuned.aot") as archive:
         assert set(names) <= set(archive.functions), "what loses for the entry is the form's still"
         assert archive.table("gemm")["entries"][0]["state"] == "tuned"
+
+
+def test_forms_that_another_kind_checked_wait_for_the_entries(tmp_path: Path, chosen: list[universal.Chosen]) -> None:
+    names = [v.name() for v in chosen[0].variants]
+    rows = [entry(signature(512, 512), [(None, names[0])], candidates=[[16, names]]) | {"state": "ranked"}]
+    another = Gpu("another", 114, 2039)
+    source = write(tmp_path / "both.aot", chosen, rows, checked_on={"sm_90a": ["made up"]})
+    report = tuned(source, tmp_path / "entries.aot", gpu(chosen), kind=another)
+    assert (report.forms, report.forms_left) == (0, 2)
+    assert report.measured
+    assert read(tmp_path / "entries.aot").checked_on == {"sm_90a": ("made up",)}
+    report = tuned(tmp_path / "entries.aot", tmp_path / "all.aot", gpu(chosen), kind=another)
+    assert (report.forms, report.forms_left, report.measured) == (2, 0, [])
+    assert read(tmp_path / "all.aot").checked_on == {"sm_90a": ("made up", "another")}
+    with pytest.raises(TuneError, match="are tuned; build it again"):
+        tuned(tmp_path / "all.aot", tmp_path / "more.aot", gpu(chosen), kind=another)
 
 
 def test_forms_of_other_targets_stay_as_they_are(tmp_path: Path, chosen: list[universal.Chosen]) -> None:

@@ -53,16 +53,18 @@ class TunedForm:
     times: list[tuple[Signature, Measured]] = field(default_factory=list)
 
 
-def to_tune(archive: Archive, capability: Capability, gpu: Gpu) -> list[Task]:
-    """The forms for this GPU's targets, but those whose functions were checked on its kind before."""
+def to_tune(archive: Archive, capability: Capability, gpu: Gpu, *, again: bool = False) -> list[Task]:
+    """The forms for this GPU's targets whose functions were checked on no kind of GPU; with `again` also those that
+    were checked on other kinds than its own."""
     table = read(archive)
     if table is None:
         return []
-    mine = [
-        (place, form)
-        for place, (_, form) in enumerate(table.forms)
-        if serves(form.target, capability) and gpu.name not in table.checked_on.get(form.target, ())
-    ]
+
+    def waits(target: str) -> bool:
+        checked_on = table.checked_on.get(target, ())
+        return serves(target, capability) and (gpu.name not in checked_on if again else not checked_on)
+
+    mine = [(place, form) for place, (_, form) in enumerate(table.forms) if waits(form.target)]
     groups: dict[Any, list[int]] = {}
     for place, form in mine:
         groups.setdefault((form.target, _group(_sample(form))), []).append(place)

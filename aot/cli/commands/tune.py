@@ -125,6 +125,9 @@ def tune_archive(source: Path, destination: Path, options: TuneOptions, as_json:
         )
         done += [f"checked {count(report.forms, 'form')}"] if report.forms else []
         say(f"{destination}: {' and '.join(done)}, in {seconds:.0f} s; `aot ls {destination}` lists them")
+        if report.forms_left:
+            left = f"{count(report.forms_left, 'form')} checked on another kind of GPU"
+            say(f"{destination}: has {left}; `aot tune {destination} -o OTHER` checks them on this one")
     return {
         "seconds": round(seconds, 1),
         "points": len(report.measured),
@@ -133,6 +136,7 @@ def tune_archive(source: Path, destination: Path, options: TuneOptions, as_json:
         "unserved": report.unserved,
         "unknown": report.unknown,
         "forms": report.forms,
+        "forms_left": report.forms_left,
         "environment": report.environment,
     }
 
