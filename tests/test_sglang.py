@@ -253,6 +253,25 @@ def test_a_server_does_not_start_where_a_layer_is_left_that_it_requires(start: S
     server.lib.close()  # which a traceback keeps
 
 
+@pytest.mark.parametrize("required", ["archive", "layers"])
+def test_a_server_does_not_start_where_the_archive_that_it_requires_serves_none(start: Start, required: str) -> None:
+    server = start()
+    setting = {"cute_aot": {"archive": "model.aot", "required": required}}
+    words = rf"0 of 1 linear layers.*'required' is '{required}', so SGLang does not start: build an archive .*aot build"
+    with pytest.raises(RequiredError, match=words):
+        server.serve(server.linear(HIDDEN, 3 * HIDDEN), setting=setting)
+    server.lib.close()  # which a traceback keeps
+
+
+def test_a_server_starts_with_a_draft_model_that_is_left_where_its_target_is_served(start: Start) -> None:
+    server = start()
+    setting = {"cute_aot": {"archive": "model.aot", "required": "archive"}}
+    server.serve(server.linear(HIDDEN, HIDDEN), setting=setting)
+    server.serve(server.linear(HIDDEN, 3 * HIDDEN), setting=setting, draft=True)
+    assert "serves 1 of 1 linear layers" in server.lines[0]
+    assert "serves 0 of 1 linear layers" in server.lines[1]
+
+
 def test_unknown_versions_are_refused_unless_that_is_allowed(start: Start) -> None:
     line = left_to_sglang(start(version="0.6.0"))
     assert "knows SGLang 0.5.13, found 0.6.0" in line

@@ -316,6 +316,31 @@ def test_an_engine_does_not_start_where_a_layer_is_left_that_it_requires(start: 
         server.lib.close()  # which a traceback keeps
 
 
+@pytest.mark.parametrize("required", ["archive", "layers"])
+def test_an_engine_does_not_start_where_the_archive_that_it_requires_serves_none(start: Start, required: str) -> None:
+    server = start()
+    config = {"cute_aot": {"archive": "model.aot", "required": required}}
+    words = rf"0 of 1 linear layers.*'required' is '{required}', so vLLM does not start: build an archive .*aot build"
+    with pytest.raises(RequiredError, match=words):
+        server.serve(server.linear(HIDDEN, 3 * HIDDEN), config=config)
+    server.lib.close()  # which a traceback keeps
+
+
+def test_an_engine_does_not_start_where_an_embedding_that_is_no_head_is_all_that_is_served(start: Start) -> None:
+    server = start()
+    config = {"cute_aot": {"archive": "model.aot", "required": "archive"}}
+    with pytest.raises(RequiredError, match="serves 0 of 1 heads"):
+        server.serve(server.embedding(VOCAB, HIDDEN), server.head(3 * HIDDEN, HIDDEN), config=config)
+    server.lib.close()  # which a traceback keeps
+
+
+def test_an_engine_starts_with_an_embedding_that_the_archive_lacks_and_nobody_calls(start: Start) -> None:
+    server = start()
+    config = {"cute_aot": {"archive": "model.aot", "required": "layers"}}
+    server.serve(server.embedding(3 * HIDDEN, HIDDEN), server.head(VOCAB, HIDDEN), config=config)
+    assert "serves 1 of 1 heads" in server.lines[0]
+
+
 def test_unknown_versions_are_refused_unless_that_is_allowed(start: Start) -> None:
     line = left_to_vllm(start(version="0.26.1"))
     assert "knows vLLM 0.25.0, found 0.26.1" in line

@@ -164,11 +164,17 @@ def overlap_of(key: str) -> str:
     return next((word for word in OVERLAPS if key.endswith(f"_{word}")), OVERLAPS[0])
 
 
+def called(decisions: Iterable[Decision]) -> list[Decision]:
+    """Those of a model's layers that compute a product: where there is a head, no embedding is called as one."""
+    decisions = list(decisions)
+    if not any(each.kind == "head" for each in decisions):
+        return decisions
+    return [each for each in decisions if each.kind != "embedding"]
+
+
 def summary(decisions: Iterable[Decision], server: str) -> str:
     """In one line, how many layers of each kind are served, and why `server` computes the others."""
-    decisions = list(decisions)
-    if any(each.kind == "head" for each in decisions):  # so no embedding is called as one
-        decisions = [each for each in decisions if each.kind != "embedding"]
+    decisions = called(decisions)
     counts = Counter(each.kind for each in decisions)
     taken = Counter(each.kind for each in decisions if each.asked)
     words = [f"{taken[kind]} of {count} {kind}s" for kind, count in sorted(counts.items(), reverse=True)]

@@ -45,6 +45,7 @@ class Served:
         self.lib: Library | None = None  # of the model that was loaded last
         self._required = ""  # without which the server is not to start
         self._digest = ""  # of what it serves
+        self._serving = False  # whether a layer of any model was taken
         # Layers and graphs of earlier models hold numbers of theirs, so libraries stay open as long as the process.
         self._opened: dict[str, Library] = {}
         self._sizes: list[int] = []  # numbers of tokens that the server captures graphs for
@@ -56,7 +57,7 @@ class Served:
 
     def _forget(self) -> None:
         """Begin anew; what an earlier engine was given goes on as it is."""
-        self.lib, self._digest = None, ""
+        self.lib, self._digest, self._serving = None, "", False
         self._ready.clear()
         self._quantised_left.clear()
         self._fused.clear()
@@ -146,8 +147,12 @@ class Served:
         """Load and plan the kernels of the layers that were taken, of these or of all, and say which these are.
 
         Called before the server measures memory and captures graphs; raises where kernels cannot be loaded.
+
+        Raises:
+            RequiredError: the setting has the server not start where no layer of any model so far, or not every layer
+                of these, is served.
         """
-        from .linears import Decision, summary
+        from .linears import Decision, called, summary
 
         assert self.lib is not None
         decisions = [self._decisions[layer] for layer in (self._decisions if layers is None else layers)]
@@ -164,8 +169,14 @@ class Served:
         what = f"{len(keys)} signatures preloaded, for {planned} numbers of tokens planned"
         found = f"{own_name(self.lib)} {summary(decisions, self._server)} ({what})"
         self._log.info("%s", found)
-        if self._required == LAYERS and any(each.reason for each in decisions):
-            raise RequiredError(f"{found}; 'required' is '{LAYERS}', so {self._server} does not start")
+        products = called(decisions)
+        self._serving |= any(each.asked for each in products)
+        left = self._required == LAYERS and any(each.reason for each in products)
+        if left or (self._required and not self._serving):
+            raise RequiredError(
+                f"{found}; 'required' is '{self._required}', so {self._server} does not start: build an archive of "
+                "this model's layers on such a GPU (aot manifest from-config, aot build), or leave out 'required'"
+            )
 
     def _fuse(self, model: Any, silu_and_mul: type, besides: frozenset[str] = frozenset()) -> None:
         """Let layers of gates compute their activations, where the archive has kernels for both together.
