@@ -128,10 +128,16 @@ def source(*names: str) -> list[str]:
     dates = sorted({run["date"] for run in runs})
     commands = dict.fromkeys(re.sub(r" --out \S+", "", run["command"]) for run in runs)
     if len(commands) > 1 or len(next(iter(commands)).split()) > _MOST_WORDS:
-        commands = dict.fromkeys(command.split()[1] for command in commands)
+        commands = dict.fromkeys(map(_program, commands))
     files, said = (", ".join(f"`{x}`" for x in found) for found in ([f"{name}.json" for name in names], commands))
     where = [*machines, ", ".join(dates), said]
     return ["", f"{files}: {'; '.join(where)}."]
+
+
+def _program(command: str) -> str:
+    """A command without its arguments: the script that Python runs, or a program and what it is told to do."""
+    program, what, *_ = command.split()
+    return what if program == "python" else f"{program} {what}"
 
 
 def _machine(environment: dict[str, Any]) -> str:
