@@ -227,26 +227,28 @@ def test_the_tuned_table_is_within_a_percent_of_the_best(seed: int, which: int) 
     assert sum(before) > 2 * sum(found)  # what was chosen at the next measured M above
 
 
-@pytest.mark.long  # tunes three times
+@pytest.mark.long
 def test_load_is_put_on_at_the_first_points_alone_and_the_table_is_as_near_the_best() -> None:
     """A third of the functions are slowed down by 6% more than the others; what counts is the score of both times."""
     entry, pool = archive_of_llama()[QKV], pool_of(archive_of_llama())
-    truth = Truth(pool, 0)
     thirsty = dict.fromkeys([name for i, name in enumerate(pool.suited(entry)) if i % 3 == 0], 1.06)
-    gpu = SimulatedGpu(truth, bound=True, sustained=thirsty)
-    tuned = tune(gpu, entry)
     first = points.first(session.tokens_of(entry))
-    assert set(gpu.loads) <= set(first)
-    assert len(gpu.loads) >= 5
-    assert len(tuned.measured) > len(first)
+    found: list[float] = []
+    for seed in range(4):  # one GPU alone decides little: the mean is 0.3 to 1.0%
+        truth = Truth(pool, seed)
+        gpu = SimulatedGpu(truth, bound=True, sustained=thirsty)
+        tuned = tune(gpu, entry)
+        assert set(gpu.loads) <= set(first)
+        assert len(gpu.loads) >= 5
+        assert len(tuned.measured) > len(first)
 
-    def both(name: str, signature: Signature, m: int) -> float:
-        return truth(name, signature, m) * math.sqrt(thirsty.get(name, 1.0))
+        def both(name: str, signature: Signature, m: int, truth: TimeOf = truth) -> float:
+            return truth(name, signature, m) * math.sqrt(thirsty.get(name, 1.0))
 
-    serves = served(tuned)
-    # Of 60 alone the mean differs by a fifth of this from draw to draw.
-    found = [regret for seed in range(10) for regret in regrets(tuned, both, serves, seed)]
-    assert sum(found) / len(found) <= 0.009
+        serves = served(tuned)
+        # Of 60 alone the mean differs by a fifth of this from draw to draw.
+        found += [regret for draw in range(10) for regret in regrets(tuned, both, serves, draw)]
+    assert sum(found) / len(found) <= 0.007
 
 
 def test_what_a_function_loses_under_load_is_taken_for_larger_m_without() -> None:

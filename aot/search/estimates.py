@@ -15,6 +15,7 @@ from runtime.gemm.universal import INPUTS
 from runtime.limits import MAX_COST_RESULTS
 from runtime.program.costs import CostProgram, CostSource
 
+from . import boosted
 from .costs import Extents, Machine, Number, Tape, exp, log, maximum, minimum
 from .h200 import H200
 from .provider import family_of
@@ -31,6 +32,7 @@ class _Extents(NamedTuple):
 
 # M values at which corrections are known: an octave apart, or two where kernels are for few rows.
 CORRECTED_M = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_WITH_TREES = 16  # variants of a program: trees have some hundred operations for each
 Correction: TypeAlias = tuple[float, ...]  # the logarithm of measured over estimated time at each of `CORRECTED_M`
 
 
@@ -47,11 +49,14 @@ def shares(m: Number) -> list[Any]:
 
 
 def program(
-    variants: Sequence[Variant], corrections: Mapping[Variant, Correction] = MappingProxyType({})
+    variants: Sequence[Variant],
+    corrections: Mapping[Variant, Correction] = MappingProxyType({}),
+    trees: Sequence[boosted.Node] = (),
 ) -> CostSource:
     """The cost program over `INPUTS` that gives the microseconds of each of `variants`, in order.
 
-    Those that `corrections` has are multiplied by what was measured of them.
+    Those that `corrections` has are multiplied by what was measured of them, and those that `trees` are of by what
+    these add.
 
     Raises:
         ValueError: one is of a family that has no estimate.
@@ -65,6 +70,8 @@ def program(
         if family is None or family.estimate_us is None:
             raise ValueError(f"{variant.name()}: its family has no estimate of times")
         us = family.estimate_us(variant, of, m, machine)
+        if trees:
+            us = boosted.corrected(us, variant, of, m, machine, trees)
         if variant in corrections:
             known = ((count, x) for count, x in zip(counts, corrections[variant], strict=True) if x)
             us = us * exp(sum(count * x for count, x in known))
@@ -76,11 +83,17 @@ class Estimates:
     """The estimates of some variants, whose families must have them."""
 
     def __init__(
-        self, variants: Sequence[Variant], corrections: Mapping[Variant, Correction] = MappingProxyType({})
+        self,
+        variants: Sequence[Variant],
+        corrections: Mapping[Variant, Correction] = MappingProxyType({}),
+        trees: Sequence[boosted.Node] = (),
     ) -> None:
-        parts = [variants[i : i + MAX_COST_RESULTS] for i in range(0, len(variants), MAX_COST_RESULTS)]
+        """The parameters are those of `program`."""
+        most = _WITH_TREES if trees else MAX_COST_RESULTS
+        parts = [variants[i : i + most] for i in range(0, len(variants), most)]
         self._programs = [
-            CostProgram.from_json(program(part, corrections).to_json(), len(INPUTS), "estimates") for part in parts
+            CostProgram.from_json(program(part, corrections, trees).to_json(), len(INPUTS), "estimates")
+            for part in parts
         ]
 
     def us(self, of: Extents, m: int, machine: Machine = H200) -> list[float]:

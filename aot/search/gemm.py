@@ -10,7 +10,7 @@ from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.program.record import Record
 
-from . import packaged, rank
+from . import boosted, packaged, rank
 from .estimates import Estimates
 from .form import VariantForm, relies_on_more
 from .m_values import points, waves
@@ -86,8 +86,8 @@ class GemmBuilding(Building):
         return Shortlist(listed, found.source)
 
     def estimates(self, variants: Sequence[Variant]) -> Callable[[Signature, int], list[float]]:
-        """By the cost program of all of them: such estimates are made of operations that it records."""
-        return Estimates(variants).us
+        """By cost programs, as such estimates are made of operations that these record, and corrected by trees."""
+        return Estimates(variants, trees=boosted.trees().trees).us
 
     def _suited(self, signatures: Iterable[Signature], target: str) -> dict[Signature, frozenset[Variant]]:
         """The variants of each signature; those that have the same ones, as most of a form have, share one set."""

@@ -1,0 +1,190 @@
+"""What trees add to estimates, on kept times of tunings, at N x K that they were not fitted to."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from aot.search import boosted
+from aot.search.estimates import Estimates
+from aot.search.gemm import GEMM
+from aot.search.h200 import H200
+from aot.search.provider import PROVIDERS, family_of, provider
+from aot.search.universal import choices_of
+from aot.search.variants import Variant
+from aot.tune import times
+from aot.tune.calibrate import Calibration, Observation
+from runtime.gemm.signature import Signature
+
+from .pages import choosing
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+GPUS = "h200", "h100"
+PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
+
+
+class Tuning(NamedTuple):
+    """Microseconds by M and function of one signature, and what the functions were compiled from."""
+
+    signature: Signature
+    us: dict[int, dict[str, float]]
+    variants: dict[str, Variant]
+
+
+@cache
+def unseen(gpu: str) -> tuple[Tuning, ...]:
+    """The tunings of N x K that no tree has seen."""
+    found: dict[Signature, Tuning] = {}
+    for signature, at in times.load(BENCHMARKS / f"drawn_{gpu}.json.xz", "sm_90a"):
+        if boosted.trees().unseen(signature.n, signature.k):
+            if signature not in found:
+                found[signature] = Tuning(signature, {}, {})
+            by_choices = _variants(signature)
+            found[signature].variants.update({by_choices[c].name(): by_choices[c] for c in at.us})
+            found[signature].us[at.m] = {by_choices[c].name(): us for c, us in at.us.items()}
+    return tuple(found.values())
+
+
+@cache
+def _variants(signature: Signature) -> dict[object, Variant]:
+    return {choices_of(v): v for p in PROVIDERS for v in provider(p).variants("sm_90a", signature)}
+
+
+Predict = Callable[[Tuning, int], dict[str, float]]
+
+
+def alone(of: Tuning, m: int) -> dict[str, float]:
+    """Estimates, without trees."""
+    names = list(of.variants)
+    return dict(zip(names, _alone(tuple(of.variants.values()))(of.signature, m), strict=True))
+
+
+def with_trees(of: Tuning, m: int) -> dict[str, float]:
+    names = list(of.variants)
+    return dict(zip(names, _with_trees(tuple(of.variants.values()))(of.signature, m), strict=True))
+
+
+def shuffled(of: Tuning, m: int) -> dict[str, float]:
+    """Estimates, and what trees say of another function that was timed there."""
+    names, before, after = list(of.us[m]), alone(of, m), with_trees(of, m)
+    others = random.Random(m).sample(names, len(names))
+    return {name: before[name] * after[other] / before[other] for name, other in zip(names, others, strict=True)}
+
+
+@cache
+def _alone(variants: tuple[Variant, ...]) -> Callable[[Signature, int], list[float]]:
+    return Estimates(variants).us
+
+
+@cache
+def _with_trees(variants: tuple[Variant, ...]) -> Callable[[Signature, int], list[float]]:
+    return GEMM.estimates(variants)
+
+
+def mean(losses: Sequence[float]) -> float:
+    return math.expm1(math.fsum(losses) / len(losses))
+
+
+def never_timed(gpu: str, predict: Predict) -> float:
+    """How far the choice is behind the best of what was timed, at all problems."""
+    return mean([_loss(of.us[m], predict(of, m)) for of in unseen(gpu) for m in of.us])
+
+
+def between(gpu: str, predict: Predict) -> float:
+    """The same at every third M, left out of what calibrates the predictions, from M = 65."""
+    found = []
+    for i, of in enumerate(unseen(gpu)):
+        ms = sorted(of.us)
+        found += [_loss(of.us[m], _calibrated(of, m, predict)) for m in ms[1 + i % 3 : -1 : 3] if m > 64]
+    assert len(found) > 25
+    return mean(found)
+
+
+def _calibrated(of: Tuning, left_out: int, predict: Predict) -> dict[str, float]:
+    """Predictions at an M, by the times at all others."""
+
+    estimated = {m: predict(of, m) for m in of.us}
+
+    def estimates(signature: Signature) -> Callable[[str, int], float]:
+        return lambda name, m: estimated[m][name]
+
+    seen = [Observation(of.signature, m, n, us) for m in of.us if m != left_out for n, us in of.us[m].items()]
+    by = Calibration(seen, estimates, lambda name: [of.variants[name].family]).of(of.signature)
+    return {name: by.us(name, left_out) for name in of.us[left_out]}
+
+
+def _loss(us: dict[str, float], predicted: dict[str, float]) -> float:
+    return math.log(us[min(us, key=lambda name: predicted[name])] / min(us.values()))
+
+
+def test_choices_for_weights_that_were_never_timed_are_nearer_to_the_best() -> None:
+    said = []
+    for gpu in GPUS:
+        before, after = never_timed(gpu, alone), never_timed(gpu, with_trees)
+        assert after < 0.8 * before
+        said.append((f"{after:.1%}", f"{before:.1%}"))
+    (on_h200, alone_there), (on_h100, alone_here) = said
+    assert f"{on_h200} behind the best ({on_h100}), estimates alone {alone_there} ({alone_here})" in choosing()
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_what_trees_say_of_other_functions_is_worse_than_nothing(gpu: str) -> None:
+    assert never_timed(gpu, shuffled) > never_timed(gpu, alone)
+
+
+def test_predictions_between_timed_m_are_nearer_to_the_best() -> None:
+    said = [(f"{between(gpu, with_trees):.1%}", f"{between(gpu, alone):.1%}") for gpu in GPUS]
+    (on_h200, alone_there), (on_h100, alone_here) = said
+    assert f"{on_h200} ({on_h100}), without trees {alone_there} ({alone_here})" in choosing()
+
+
+# --- trees ---
+
+
+def test_numbers_and_cost_programs_give_the_same() -> None:
+    variants = [v for v in GEMM.variants("sm_90a", PLAIN) if boosted.is_known(v)][::29]
+    assert len({v.family for v in variants}) == len(boosted.FAMILIES)
+    for m in (1, 65, 777, 8192):
+        for v, us in zip(variants, GEMM.estimates(variants)(PLAIN, m), strict=True):
+            family = family_of(v)
+            assert family is not None
+            assert family.estimate_us is not None
+            guess = family.estimate_us(v, PLAIN, m, H200)
+            assert boosted.corrected(guess, v, PLAIN, m, H200, boosted.trees().trees) == pytest.approx(us)
+
+
+def test_kernels_that_none_was_fitted_to_keep_their_estimates() -> None:
+    few = Signature("bf16", "e4m3", "bf16", "f32", "none", 6144, 4096, scaling="block_weight")
+    variants = GEMM.variants("sm_90a", few)[:20]
+    assert variants
+    assert GEMM.estimates(variants)(few, 16) == Estimates(variants).us(few, 16)
+
+
+def test_a_tree_is_followed_to_a_leaf() -> None:
+    variant = next(v for v in GEMM.variants("sm_90a", PLAIN) if v.family == "sm90_persistent")
+    place = boosted.FEATURES.index("m")
+    tree = [place, 100, 0.5, [boosted.FEATURES.index("split_k"), 1, -0.5, 9.0]]
+    at = {m: boosted.corrected(10.0, variant, PLAIN, m, H200, [tree, tree]) for m in (100, 101)}
+    assert at == pytest.approx({100: 10 * math.e, 101: 10 / math.e})
+
+
+def test_trees_of_other_features_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = json.loads(boosted.FILE.read_bytes())
+    (tmp_path / "boosted.json").write_text(json.dumps(content | {"features": ["m"]}))
+    monkeypatch.setattr(boosted, "FILE", tmp_path / "boosted.json")
+    with pytest.raises(ValueError, match=r"run scripts/fit_trees\.py again"):
+        boosted.trees.__wrapped__()
+
+
+def test_one_weight_in_five_is_left_out() -> None:
+    sizes = [(n, k) for n in range(256, 32_768, 256) for k in range(512, 16_384, 512)]
+    share = sum(boosted.trees().unseen(n, k) for n, k in sizes) / len(sizes)
+    assert share == pytest.approx(0.2, abs=0.02)
+    assert len(unseen("h200")) >= 5
