@@ -3,9 +3,9 @@
     pip install lightgbm numpy
     python scripts/fit_trees.py benchmarks/*_h[12]00.json.xz runtime/universal.aot -o aot/search/boosted.json
 
-What is fitted is the logarithm of measured over estimated time, less what all good functions of a problem share. A
+What is fitted is the logarithm of measured over estimated time, less its median over the problem's good functions. A
 function weighs the less, the further behind the problem's best it is, since only good ones are chosen, and a problem by
-the root of their number. One N x K in `ONE_IN` is left out, and tells how good the trees are. Needs no GPU.
+the root of their number. One N x K in `boosted.ONE_IN` is left out, and tells how good the trees are. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ try:
 except ModuleNotFoundError:
     lightgbm = None
 
-TARGET, ONE_IN = "sm_90a", 5
+TARGET = "sm_90a"
 TREES, LEAVES, LEARNING_RATE, LEAST_OF_A_LEAF, SHARE = 60, 31, 0.2, 30, 0.8
 _NEAR, _BEHIND = 0.25, 0.15  # logarithms: of good functions, and by which their weight falls to 1/e
 
@@ -113,10 +114,14 @@ def plain(node: dict[str, Any]) -> Any:
     return [node["split_feature"], float(f"{node['threshold']:.5g}"), *sides]
 
 
-def behind(of: Problem, booster: Any) -> float:
+def behind(of: Problem, trees: Sequence[Any]) -> float:
     """The logarithm of the time of what is chosen over that of the best."""
-    by = of.estimated if booster is None else of.estimated + booster.predict(of.features)
+    by = of.estimated + np.array([float(boosted.added(row, trees)) for row in of.features])
     return float(of.measured[np.argmin(by)] - of.measured.min())
+
+
+def is_unseen(of: Problem) -> bool:
+    return boosted.is_unseen(of.signature.n, of.signature.k)
 
 
 def main() -> int:
@@ -129,27 +134,22 @@ def main() -> int:
         if lightgbm is None:
             raise AotError("LightGBM is not installed; run `pip install lightgbm numpy`")
         every = {path: problems(path) for path in options.times}
-        left_out = {
-            path: [p for p in of if boosted.is_unseen(p.signature.n, p.signature.k, ONE_IN)]
-            for path, of in every.items()
-        }
-        booster = fit(
-            [p for of in every.values() for p in of if not boosted.is_unseen(p.signature.n, p.signature.k, ONE_IN)]
-        )
+        booster = fit([p for of in every.values() for p in of if not is_unseen(p)])
+        trees = [plain(tree["tree_structure"]) for tree in booster.dump_model()["tree_info"]]
         print(f"{'N x K that were left out':44s} {'problems':>8s} {'estimates':>10s} {'and trees':>10s}")
-        for path, of in left_out.items():
+        for path, of in every.items():
             by_form = defaultdict(list)
-            for p in of:
+            for p in filter(is_unseen, of):
                 s = p.signature
                 by_form[f"{s.a} {s.scaling} {'gated' if s.parts.gated else ''}"].append(p)
             for form, alike in by_form.items():
-                alone, both = (statistics.fmean(behind(p, b) for p in alike) for b in (None, booster))
+                alone, both = (statistics.fmean(behind(p, by) for p in alike) for by in ([], trees))
                 print(f"{path.name + ' ' + form:44s} {len(alike):8d} {alone:10.2%} {both:10.2%}")
         found = {
             "features": boosted.FEATURES,
-            "one_in": ONE_IN,
+            "one_in": boosted.ONE_IN,
             "times": [path.name for path in options.times],
-            "trees": [plain(tree["tree_structure"]) for tree in booster.dump_model()["tree_info"]],
+            "trees": trees,
         }
         options.output.write_text(json.dumps(found, separators=(",", ":")) + "\n")
 

@@ -1,7 +1,8 @@
 """A GPU that is none: it answers with made-up times, so that all of the tuner runs on a CPU.
 
-`Truth` bends families' estimates: the true time of a function is its estimate times what is its own, a smooth function
-of log M and a step for each few waves of tiles. What is measured is that with noise. Everything follows from a seed.
+`Truth` bends the tuner's own estimates, trees and all, so that it says nothing for or against these: the true time of a
+function is its estimate times what is its own, a smooth function of log M and a step for each few waves of tiles. What
+is measured is that with noise. Everything follows from a seed.
 """
 
 from __future__ import annotations

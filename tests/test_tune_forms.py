@@ -250,6 +250,22 @@ def test_forms_that_another_kind_checked_wait_for_the_entries(tmp_path: Path, ch
         tuned(tmp_path / "all.aot", tmp_path / "more.aot", gpu(chosen), kind=another)
 
 
+def test_entries_of_another_target_do_not_hide_that_forms_are_tuned(
+    tmp_path: Path, chosen: list[universal.Chosen]
+) -> None:
+    variant = dataclasses.replace(chosen[0].variants[0], target="sm_100a")
+    package = Package()
+    package.add_function(gemm_record(variant.name(), target="sm_100a"), cubin(variant.name()))
+    for v in {v.name(): v for c in chosen for v in c.variants}.values():
+        package.add_function(gemm_record(v.name(), target=v.target), cubin(v.name()))
+    rows = [entry(signature(512, 512), [(None, variant.name())], target="sm_100a")]
+    package.set_table("gemm", table(rows))
+    package.set_table("universal", universal.table(chosen) | {"checked_on": {"sm_90a": ["made up"]}})
+    package.write(tmp_path / "both.aot")
+    with pytest.raises(TuneError, match="its forms were tuned on this kind of GPU"):
+        tuned(tmp_path / "both.aot", tmp_path / "tuned.aot", gpu(chosen))
+
+
 def test_forms_of_other_targets_stay_as_they_are(tmp_path: Path, chosen: list[universal.Chosen]) -> None:
     names = {v.name(): "sm_100a" for v in chosen[0].variants}
     variants = [dataclasses.replace(v, target="sm_100a") for v in chosen[0].variants]

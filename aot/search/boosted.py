@@ -1,4 +1,4 @@
-"""What measured times say of estimates that no formula of theirs does: boosted regression trees.
+"""Corrections of estimated times by boosted regression trees, which were fitted to measured times.
 
 A tree asks of a variant's choices and of the problem (rows, waves of tiles, how full these are) and adds to the
 logarithm of measured over estimated time, as in Friedman, "Greedy function approximation: a gradient boosting machine"
@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.epilogue import Epilogue
@@ -22,6 +22,7 @@ from .costs import Extents, Machine, Number, Symbol, ceil, exp, select
 from .variants import Variant
 
 FILE = Path(__file__).with_name("boosted.json")
+ONE_IN = 5  # N x K is held out
 # Of a variant; the rest depends on the problem too.
 CHOICES = (
     "few_tokens",
@@ -48,49 +49,42 @@ FAMILIES = frozenset({_FEW_TOKENS, ("own", "sm90_persistent"), _OPERATOR_API})
 Node: TypeAlias = Any  # what a leaf adds, or (a feature's place, the largest value on the first side, and both sides)
 
 
-class Trees(NamedTuple):
-    """Trees over `FEATURES`, in the order in which they were fitted, and the share of all N x K that they have not
-    seen: one in `one_in`."""
-
-    trees: tuple[Node, ...]
-    one_in: int
-
-    def unseen(self, n: int, k: int) -> bool:
-        """Whether no time of such a weight was fitted to, so that times of it can tell how good the trees are."""
-        return is_unseen(n, k, self.one_in)
-
-
-def is_unseen(n: int, k: int, one_in: int) -> bool:
-    """Whether N x K is of those that are left out, by a hash (Knuth's, of both) that spreads them."""
-    return ((n * 2654435761 ^ k * 2246822519) >> 7) % one_in == 0
+def is_unseen(n: int, k: int) -> bool:
+    """Whether no time of a weight N x K was fitted to, so that times of it can tell how good the trees are: of one in
+    `ONE_IN`, by a hash that spreads them."""
+    return ((n * 2654435761 ^ k * 2246822519) >> 7) % ONE_IN == 0
 
 
 @cache
-def trees() -> Trees:
-    """The trees that come with the package."""
+def trees() -> tuple[Node, ...]:
+    """The trees that come with the package, in the order in which they were fitted."""
     found = json.loads(FILE.read_bytes())
-    if tuple(found["features"]) != FEATURES:
-        raise ValueError(f"{FILE.name} has the features {found['features']}; run scripts/fit_trees.py again")
-    return Trees(tuple(found["trees"]), found["one_in"])
+    if (tuple(found["features"]), found["one_in"]) != (FEATURES, ONE_IN):
+        raise ValueError(f"{FILE.name} was fitted to other features or weights; run scripts/fit_trees.py again")
+    return tuple(found["trees"])
 
 
 def is_known(variant: Variant) -> bool:
-    """Whether times of such kernels were fitted to."""
-    alike = DTYPES[variant.a].bits == DTYPES[variant.b].bits and variant.b_major == "k" and not variant.batched
-    return alike and (variant.provider, variant.family) in FAMILIES
+    """Whether times of such kernels were fitted to: K-major, not batched, and e4m3 with scales and without gates."""
+    if (variant.provider, variant.family) not in FAMILIES or variant.b_major != "k" or variant.batched:
+        return False
+    bits = {DTYPES[variant.a].bits, DTYPES[variant.b].bits}
+    return bits == {16} or (bits == {8} and variant.scaling != "none" and not Epilogue.of(variant.epilogue).gated)
 
 
 def corrected(us: Any, variant: Variant, of: Extents, m: Number, machine: Machine, by: Sequence[Node]) -> Any:
-    """An estimate of a variant's microseconds for `m` rows, corrected by trees; as it is where none was fitted to such
-    kernels."""
-    if not is_known(variant):
-        return us
-    asked = features(variant, of, m, machine)
-    return us * exp(sum(_leaf(tree, asked) for tree in by))
+    """An estimate of a variant's microseconds for `m` rows, corrected by trees; as it is where `is_known` does not hold
+    for the variant."""
+    return us * exp(added(features(variant, of, m, machine), by)) if is_known(variant) else us
+
+
+def added(asked: Sequence[Number], by: Sequence[Node]) -> Any:
+    """What trees add to the logarithm of an estimate, where `FEATURES` have the values `asked`."""
+    return sum(_leaf(tree, asked) for tree in by)
 
 
 def _leaf(node: Node, asked: Sequence[Number]) -> Any:
-    """What a tree adds. Of a number that is known one side is followed; of a symbol both are kept."""
+    """What one tree adds. Of a number that is known one side is followed; of a symbol both are kept."""
     while isinstance(node, list):
         place, most, low, high = node
         x = asked[place]
@@ -128,6 +122,6 @@ def features(variant: Variant, of: Extents, m: Number, machine: Machine) -> tupl
     known = choices(variant)
     tile_m, tile_n, _, _, split_k, per_sm = known[2:8]
     tiles_m, tiles_n = ceil(m / tile_m), ceil(of.n / tile_n)
-    waves = of.batch * tiles_m * tiles_n * split_k / (machine.multiprocessors * per_sm)
+    waves = tiles_m * tiles_n * split_k / (machine.multiprocessors * per_sm)
     full_m, full_n = m / (tiles_m * tile_m), of.n / (tiles_n * tile_n)
     return *known, m, of.n, of.k, waves, waves / ceil(waves), full_m, full_n

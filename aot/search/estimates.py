@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from runtime.gemm.universal import INPUTS
-from runtime.limits import MAX_COST_RESULTS
+from runtime.limits import MAX_COST_NODES, MAX_COST_RESULTS
 from runtime.program.costs import CostProgram, CostSource
 
 from . import boosted
@@ -32,7 +32,7 @@ class _Extents(NamedTuple):
 
 # M values at which corrections are known: an octave apart, or two where kernels are for few rows.
 CORRECTED_M = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-_WITH_TREES = 16  # variants of a program: trees have some hundred operations for each
+_WITH_TREES = 16  # variants of a program: trees add about 500 operations for each
 Correction: TypeAlias = tuple[float, ...]  # the logarithm of measured over estimated time at each of `CORRECTED_M`
 
 
@@ -55,8 +55,8 @@ def program(
 ) -> CostSource:
     """The cost program over `INPUTS` that gives the microseconds of each of `variants`, in order.
 
-    Those that `corrections` has are multiplied by what was measured of them, and those that `trees` are of by what
-    these add.
+    Estimates are multiplied by what `corrections` has of a variant, and corrected by `trees` where these know its
+    family.
 
     Raises:
         ValueError: one is of a family that has no estimate.
@@ -92,11 +92,23 @@ class Estimates:
         most = _WITH_TREES if trees else MAX_COST_RESULTS
         parts = [variants[i : i + most] for i in range(0, len(variants), most)]
         self._programs = [
-            CostProgram.from_json(program(part, corrections, trees).to_json(), len(INPUTS), "estimates")
+            CostProgram.from_json(source.to_json(), len(INPUTS), "estimates")
             for part in parts
+            for source in _small_enough(part, corrections, trees)
         ]
 
     def us(self, of: Extents, m: int, machine: Machine = H200) -> list[float]:
         """The microseconds of each variant for `m` rows."""
         values: tuple[Any, ...] = (m, of.n, of.k, of.batch, *machine)
         return list(itertools.chain.from_iterable(p.evaluate(values) for p in self._programs))
+
+
+def _small_enough(
+    variants: Sequence[Variant], corrections: Mapping[Variant, Correction], trees: Sequence[boosted.Node]
+) -> list[CostSource]:
+    """Their program, or where it is too large those of both halves."""
+    source = program(variants, corrections, trees)
+    if len(variants) == 1 or len(source.constants) + len(source.operations) <= MAX_COST_NODES:
+        return [source]
+    half = len(variants) // 2
+    return [*_small_enough(variants[:half], corrections, trees), *_small_enough(variants[half:], corrections, trees)]

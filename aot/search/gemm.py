@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from runtime import native
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.program.record import Record
@@ -86,8 +87,9 @@ class GemmBuilding(Building):
         return Shortlist(listed, found.source)
 
     def estimates(self, variants: Sequence[Variant]) -> Callable[[Signature, int], list[float]]:
-        """By cost programs, as such estimates are made of operations that these record, and corrected by trees."""
-        return Estimates(variants, trees=boosted.trees().trees).us
+        """By cost programs, as such estimates are made of operations that these record, and corrected by trees where
+        native code evaluates them: in Python a thousand functions would take minutes a signature."""
+        return Estimates(variants, trees=() if native.costs is None else boosted.trees()).us
 
     def _suited(self, signatures: Iterable[Signature], target: str) -> dict[Signature, frozenset[Variant]]:
         """The variants of each signature; those that have the same ones, as most of a form have, share one set."""

@@ -58,7 +58,7 @@ def tune_archive(
 
     Entries without candidates were tuned before, and stay as they are; where they are for another kind of GPU, and none
     is left that waits, entries for this kind are made beside them. Forms that were checked on another kind, such as
-    those of a base, are tuned where no entry is left to tune. What is known is written once a minute and in the end,
+    those of a base, are tuned once no entry is left to tune. What is known is written once a minute and in the end,
     and every answer goes to a journal beside the output, so that the same command goes on where one was killed.
 
     Raises:
@@ -68,19 +68,20 @@ def tune_archive(
     options, machine = options or TuneOptions(), machine or this_machine()
     with Archive.open(source) as archive, source.open("rb") as held:
         dispatch = Dispatch(tables.operation_entries(archive))
-        tasks = forms.to_tune(archive, machine.capability, machine.gpu)
-        again = [] if tasks else forms.to_tune(archive, machine.capability, machine.gpu, again=True)
-        if not dispatch.entries and not tasks and not again and forms.are_for(archive, machine.capability):
+        every = forms.to_tune(archive, machine.capability, machine.gpu, again=True)
+        served = any(serves(entry.target, machine.capability) for entry in dispatch.entries)
+        if not served and not every and forms.are_for(archive, machine.capability):
             raise TuneError(f"{source}: its forms were tuned on this kind of GPU; build it again to tune it again")
-        entries = entries_to_tune(source, dispatch, machine, tasks or again)
-        later = again if entries else []
-        tasks = tasks or ([] if entries else again)
+        entries = entries_to_tune(source, dispatch, machine, every)
+        tasks = forms.to_tune(archive, machine.capability, machine.gpu) if entries else every
         # The very file, though another takes its name: the output may be the input.
         by_number = Path(f"/proc/{os.getpid()}/fd/{held.fileno()}")
         here = by_number if by_number.exists() else source
         with contextlib.closing(machine.executor(Setup(here, options))) as executor:
             report = TuneReport(
-                executor.environment(), unknown=unknown(dispatch, machine.capability), forms_left=len(later)
+                executor.environment(),
+                unknown=unknown(dispatch, machine.capability),
+                forms_left=len(every) - len(tasks),
             )
             of = {"archive": _digest(here), "options": asdict(options), "gpu": list(machine.gpu)}
             journal = Journal(Path(f"{destination}.tuning"), of | {"environment": _lasting(report.environment)})

@@ -42,8 +42,8 @@ class TuneReport:
     """What tuning did: (signature key, measured) pairs in order, and functions that computed something wrong.
 
     `speedups` has the baseline's time over that of the function that serves, for each of `measured` that has one.
-    `forms` counts those of a universal table that were checked and timed, and `forms_left` those that another kind of
-    GPU checked and that this run left so, for its entries. `unserved` has signatures with no correct
+    `forms` counts those of a universal table that were checked and timed, and `forms_left` those checked only on
+    another kind of GPU, which wait for entries. `unserved` has signatures with no correct
     function left, which are no longer in the archive, and `unknown` has entries that stay as they were, since nobody
     here knows how functions of their operation are checked. `interrupted` is set where Ctrl-C came first: what was
     measured by then is written, and tuning the result goes on with the rest.

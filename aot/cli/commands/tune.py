@@ -126,8 +126,8 @@ def tune_archive(source: Path, destination: Path, options: TuneOptions, as_json:
         done += [f"checked {count(report.forms, 'form')}"] if report.forms else []
         say(f"{destination}: {' and '.join(done)}, in {seconds:.0f} s; `aot ls {destination}` lists them")
         if report.forms_left:
-            left = f"{count(report.forms_left, 'form')} checked on another kind of GPU"
-            say(f"{destination}: has {left}; `aot tune {destination} -o OTHER` checks them on this one")
+            left = f"{count(report.forms_left, 'form')} checked only on another kind of GPU"
+            say(f"{destination}: has {left}; once all entries are tuned, `aot tune` checks them on this one")
     return {
         "seconds": round(seconds, 1),
         "points": len(report.measured),
