@@ -46,9 +46,11 @@ def main() -> int:
     def work() -> None:
         with Archive.open(options.archive) as archive:
             names, results = kept(archive, options.gpu)
+            machines = archive.table("tuning")["environments"]
         if not results:
             raise AotError(f"{options.archive}: has no times of {options.gpu}; `aot ls` says where it was tuned")
-        content = {"gpu": options.gpu, "names": names, "results": results}
+        environments = [machine for machine in machines if machine["gpu"] == options.gpu]
+        content = {"gpu": options.gpu, "environments": environments, "names": names, "results": results}
         data = json.dumps(content, separators=(",", ":")).encode()
         options.output.write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
 

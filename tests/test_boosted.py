@@ -122,14 +122,16 @@ def _loss(us: dict[str, float], predicted: dict[str, float]) -> float:
     return math.log(us[min(us, key=lambda name: predicted[name])] / min(us.values()))
 
 
+def compared(behind: Callable[[str, Predict], float], without: str) -> str:
+    """How far choices are behind with trees on the first GPU and the second, and without, which must be further."""
+    found = [(behind(gpu, with_trees), behind(gpu, alone)) for gpu in GPUS]
+    assert all(after < 0.8 * before for after, before in found)
+    (on_h200, alone_there), (on_h100, alone_here) = found
+    return f"by {on_h200:.1%} ({on_h100:.1%}), {without} {alone_there:.1%} ({alone_here:.1%})"
+
+
 def test_choices_for_weights_that_were_never_timed_are_nearer_to_the_best() -> None:
-    said = []
-    for gpu in GPUS:
-        before, after = never_timed(gpu, alone), never_timed(gpu, with_trees)
-        assert after < 0.8 * before
-        said.append((f"{after:.1%}", f"{before:.1%}"))
-    (on_h200, alone_there), (on_h100, alone_here) = said
-    assert f"by {on_h200} ({on_h100}), by estimates alone {alone_there} ({alone_here})" in choosing()
+    assert compared(never_timed, "by estimates alone") in choosing()
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -138,13 +140,7 @@ def test_what_trees_say_of_other_functions_is_worse_than_nothing(gpu: str) -> No
 
 
 def test_predictions_between_timed_m_are_nearer_to_the_best() -> None:
-    said = []
-    for gpu in GPUS:
-        before, after = between(gpu, alone), between(gpu, with_trees)
-        assert after < 0.8 * before
-        said.append((f"{after:.1%}", f"{before:.1%}"))
-    (on_h200, alone_there), (on_h100, alone_here) = said
-    assert f"by {on_h200} ({on_h100}), without trees {alone_there} ({alone_here})" in choosing()
+    assert compared(between, "without trees") in choosing()
 
 
 # --- trees ---
