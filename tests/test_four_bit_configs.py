@@ -90,6 +90,8 @@ def test_layers_in_fp8_have_the_scales_of_the_checkpoint(quantised: dict[str, An
     built = manifest(published("qwen3-8b", quantization_config=quantised))
     types = {gemm.name: (gemm.signature.a, gemm.signature.b, gemm.signature.scaling) for gemm in built.gemms}
     assert types.pop("lm_head") == ("bf16", "bf16", "none")
+    few = {types.pop(name) for name in list(types) if name.endswith(".few")}
+    assert few == ({("bf16", "e4m3", "block_weight")} if scaling == "block" else set())
     assert set(types.values()) == {("e4m3", "e4m3", scaling)}
 
 

@@ -65,8 +65,11 @@ def test_from_config_has_every_way_to_compute_a_layer(run: Run) -> None:
 def test_from_config_has_what_quantises_tokens(run: Run, tmp_path: Path) -> None:
     config = ROOT / "tests/data/configs/qwen3-30b-a3b-fp8.json"
     asked = ("manifest", "from-config", config, "--tokens", "1,64", "--target", "sm_90a")
-    plain, more = (manifest.loads(run(*asked, *options).out) for options in ((), ("--quantise",)))
+    ways = ("--no-quantise",), ("--quantise",), ()
+    plain, more, usual = (manifest.loads(run(*asked, *options).out) for options in ways)
     assert [g.name for g in more.gemms if g not in plain.gemms] == ["qkv.few", "qkv.behind", "o.few", "o.behind"]
+    assert [g.name for g in usual.gemms if g not in plain.gemms] == ["qkv.few", "o.few"]
+    assert usual.uses == plain.uses
     assert [use.name for use in more.uses if use not in plain.uses] == ["qkv_quantise", "o_quantise"]
     of_16_bits = run(*asked[:2], ROOT / "tests/data/configs/llama-3.1-8b.json", *asked[3:], "--quantise")
     assert of_16_bits.status == 2

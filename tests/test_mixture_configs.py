@@ -130,6 +130,7 @@ def test_weights_in_fp8_by_blocks_make_the_manifest_so() -> None:
     built = manifest(published("deepseek-v3", quantization_config=FP8))
     types = {gemm.name: (gemm.signature.a, gemm.signature.scaling) for gemm in built.gemms}
     assert types.pop("lm_head") == ("bf16", "none")
+    assert {types.pop(name) for name in list(types) if name.endswith(".few")} == {("bf16", "block_weight")}
     assert set(types.values()) == {("e4m3", "block")}
     found = experts(built)
     assert (found["gate_up"].signature.a, found["down"].signature.scaling) == ("e4m3", "block")

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from aot.problem.manifest import Gemm, Manifest, dump, loads
-from aot.problem.unquantised import FEW, of_unquantised
+from aot.problem.unquantised import FEW, of_unquantised, with_few_in_blocks
 from runtime.gemm.signature import Signature
 from runtime.quantise import Signature as Quantise
 
@@ -30,6 +30,13 @@ def test_few_tokens_and_more_have_kernels_of_their_own(scaling: str, of_few: str
     assert dataclasses.replace(behind.signature, overlap="serial") == plain.signature
     assert quantise.signature == Quantise("bf16", "e4m3", 1024, scaling)
     assert (quantise.name, quantise.tokens) == ("qkv_quantise", (64, 512, 4096))
+
+
+def test_engines_gain_by_few_tokens_of_layers_in_blocks() -> None:
+    named = {"in_blocks": gemm(), "by_rows": gemm("row_column")}
+    gemms = [dataclasses.replace(of, name=name) for name, of in named.items()]
+    assert [g.name for g in with_few_in_blocks(gemms, HOPPER)] == ["in_blocks", "in_blocks.few", "by_rows"]
+    assert with_few_in_blocks(gemms, BLACKWELL) == gemms
 
 
 def test_layers_of_one_k_are_quantised_by_one_kernel() -> None:

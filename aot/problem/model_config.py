@@ -45,7 +45,7 @@ from .models.config import is_integer, short
 from .models.experts import Arithmetic, Ranks
 from .models.layers import Linear, Model
 from .models.read_model import VOCABULARY_PADDING, padded, read_model
-from .unquantised import NO_LAYER, of_unquantised
+from .unquantised import NO_LAYER, of_unquantised, with_few_in_blocks
 
 # What `dtype` means for A, B and D. The router and lm_head stay in the type of D, as fp8 checkpoints keep them.
 DTYPES = {a: next(product for product in PRODUCTS if product[0] == a) for a, *_ in PRODUCTS}
@@ -72,8 +72,9 @@ class Wanted:
     layers in few bits, or of experts' weights where a config has those alone so, the config's or `default_scaling`.
     `fuse` takes elementwise work into the layers, as the module's docstring says. `ep` is over how many ranks experts
     are spread, each whole, as vLLM's expert parallelism does it: a multiple of `tp`, or 1. `experts` is whether the
-    manifest has them. `in_graph` adds the other ways to compute the layers that `aot tune --in-graph` chooses for,
-    `quantise` what quantises the tokens of layers in e4m3.
+    manifest has them. `in_graph` adds the other ways to compute the layers that `aot tune --in-graph` chooses for.
+    `quantise` adds what quantises the tokens of layers in e4m3, or, if it is None, few tokens of those with scales of
+    blocks, unless layers are fused.
     """
 
     tp: int
@@ -85,7 +86,7 @@ class Wanted:
     ep: int = 1
     experts: bool = True
     in_graph: bool = False
-    quantise: bool = False
+    quantise: bool | None = None
 
 
 def manifest_from_config(
@@ -159,6 +160,8 @@ def manifest_from_config(
         if len(with_few) == len(gemms):
             found.fail(NO_LAYER)
         gemms, uses = tuple(with_few), _by_operation([*uses, *of_rows])
+    elif wanted.quantise is None and not wanted.fuse:
+        gemms = tuple(with_few_in_blocks(gemms, targets))
     return Manifest(
         model or model_name(named_after or source, wanted.tp, layers.called, wanted.fuse, wanted.ep),
         _source(found, ranks, layers),

@@ -23,7 +23,7 @@ from ..search.targets import TARGETS
 from ..search.unserved import variants, why_none
 from .manifest import MAX_COUNT, MAX_TOKENS, Gemm, Manifest, ManifestError, Use, read_text, signature_problem
 from .model_config import model_name
-from .unquantised import NO_LAYER, of_unquantised
+from .unquantised import NO_LAYER, of_unquantised, with_few_in_blocks
 from .ways import NO_PART, all_ways
 
 SCHEMA = 1  # of the files
@@ -60,15 +60,15 @@ def manifest_from_workers(
     targets: Sequence[str] | None = None,
     model: str | None = None,
     in_graph: bool = False,
-    quantise: bool = False,
+    quantise: bool | None = None,
     on_warning: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
     """The GEMMs that the workers of `folder` ran, with `traffic`.
 
     `targets` are by default those of the workers' GPUs, `model` the name of theirs. `in_graph` adds the other ways to
     compute the layers that `aot tune --in-graph` chooses for, and with an activation where a layer was called so;
-    `quantise` adds what quantises the tokens of layers in e4m3. `on_warning` is told what a reader of the manifest may
-    not expect.
+    `quantise` adds what quantises the tokens of layers in e4m3, or, if it is None, few tokens of those with scales of
+    blocks. `on_warning` is told what a reader of the manifest may not expect.
 
     Raises:
         ManifestError: there are no files, one is damaged or of another schema, they are not of one run, or nothing ran;
@@ -103,6 +103,8 @@ def manifest_from_workers(
         if len(every) == len(named):
             raise ManifestError(f"{folder}: {NO_LAYER}")
         named = every
+    elif quantise is None:
+        named = with_few_in_blocks(named, found)
     return Manifest(
         model or model_name(first.model, first.tensor_parallel, "bf16"),
         f"{first.model} at tp {first.tensor_parallel}, {sum(tokens.values())} steps, recorded by {len(workers)} "

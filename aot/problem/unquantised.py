@@ -25,6 +25,18 @@ FEW = 16  # up to which one kernel is faster than two: docs/kernels/sm90_small_m
 _NAME = 55  # letters of a layer's, so that a manifest takes what is added
 
 
+def with_few_in_blocks(gemms: Iterable[Gemm], targets: Sequence[str]) -> list[Gemm]:
+    """GEMMs, and behind each in fp8 with scales of blocks that of few tokens, `few` added to its name, if one of
+    `targets` has kernels for it: what engines were seen to gain by (docs/vllm.md)."""
+    found = list[Gemm]()
+    for gemm in gemms:
+        found.append(gemm)
+        few = _few(gemm)
+        if few is not None and gemm.signature.scaling == "block" and _served(few, targets):
+            found += _of_tokens(gemm, "few", few, 1, FEW)
+    return found
+
+
 def of_unquantised(gemms: Iterable[Gemm], targets: Sequence[str]) -> tuple[list[Gemm], list[Use]]:
     """GEMMs, and behind each in fp8 with scales of blocks, or of tokens and channels, that of few tokens, `few` added
     to its name, and that which overlaps with what quantises more, `behind` added; and what quantises these. Each only
@@ -32,11 +44,8 @@ def of_unquantised(gemms: Iterable[Gemm], targets: Sequence[str]) -> tuple[list[
     found, rows = list[Gemm](), dict[Quantise, Gemm]()
     for gemm in gemms:
         found.append(gemm)
-        s = gemm.signature
-        if s.scaling not in QUANTISING or s.b_major != "k" or s.batch > 1:
-            continue
-        few = dataclasses.replace(s, a=s.d, scaling=QUANTISING[s.scaling], overlap=OVERLAPS[-1])
-        if not _served(few, targets):
+        s, few = gemm.signature, _few(gemm)
+        if few is None or not _served(few, targets):
             continue
         found += _of_tokens(gemm, "few", few, 1, FEW)  # servers take it up to the largest M of its tuning
         quantise = Quantise(s.d, s.a, s.k, s.scaling)
@@ -45,6 +54,14 @@ def of_unquantised(gemms: Iterable[Gemm], targets: Sequence[str]) -> tuple[list[
             found += _of_tokens(gemm, "behind", dataclasses.replace(s, overlap=OVERLAPS[-1]), FEW + 1, MOST_TOKENS)
     uses = [Use(f"{gemm.name[:_NAME]}_quantise", of, _between(gemm, FEW + 1, None)) for of, gemm in rows.items()]
     return found, [use for use in uses if use.tokens]
+
+
+def _few(gemm: Gemm) -> Signature | None:
+    """What takes tokens that nobody has quantised, of a layer that there is such a GEMM for."""
+    s = gemm.signature
+    if s.scaling not in QUANTISING or s.b_major != "k" or s.batch > 1:
+        return None
+    return dataclasses.replace(s, a=s.d, scaling=QUANTISING[s.scaling], overlap=OVERLAPS[-1])
 
 
 def _served(signature: Signature | Quantise, targets: Sequence[str]) -> bool:

@@ -26,7 +26,12 @@ InGraph = Annotated[
 ]
 
 Quantise = Annotated[
-    bool, typer.Option("--quantise", help="Add what quantises the tokens of e4m3 layers, for servers that would.")
+    bool | None,
+    typer.Option(
+        "--quantise/--no-quantise",
+        help="Whether to add what quantises the tokens of e4m3 layers, for servers that would. Default: of few tokens, "
+        "and layers with scales of blocks.",
+    ),
 ]
 
 
@@ -55,7 +60,7 @@ def from_config(
         bool, typer.Option("--fuse", help="Take the MLP's activation into gate_up, residuals into o and down.")
     ] = False,
     in_graph: InGraph = False,
-    quantise: Quantise = False,
+    quantise: Quantise = None,
     model: Annotated[str | None, typer.Option(help="The model's name. Default: from --source or CONFIG.")] = None,
     source: Annotated[str | None, typer.Option(help="Where the config is from. Default: the file's name.")] = None,
     output: ManifestOutput = None,
@@ -92,7 +97,7 @@ def from_server(
     ],
     target: Targets = None,
     in_graph: InGraph = False,
-    quantise: Quantise = False,
+    quantise: Quantise = None,
     model: Annotated[str | None, typer.Option(help="The model's name. Default: from the server's.")] = None,
     output: ManifestOutput = None,
     force: ManifestForce = False,
