@@ -97,8 +97,6 @@ SMALL_M = SmallMRates(
     rest=0.08,
     # Clusters of 4 and 8 CTAs do not fill every GPC.
     resident_ctas={1: (132, 264), 2: (132, 264), 4: (120, 248), 8: (120, 240)},
-    most_m=512,  # twice the M that the kernel is meant for
-    beyond=1.3,
 )
 
 # Fitted to times of `sm90_w4` over layers of models at M from 1 to 64.

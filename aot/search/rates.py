@@ -127,8 +127,6 @@ class SmallMRates:
     tail: float  # what a wave that is empty would cost, in times of a CTA, for the part of the last one that is
     rest: float  # of the flows that are not the slowest, what is added
     resident_ctas: Mapping[int, tuple[int, int]]  # with one and with two an SM, by the CTAs of a cluster
-    most_m: int  # to which times were fitted
-    beyond: float  # times as long beyond it, so that kernels for many tokens are tried first
 
     def resident(self, cluster: int, per_sm: int) -> int:
         """CTAs that run at a time, of clusters of so many, and `per_sm` of them to an SM; of a size that was not seen,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
-import operator
 import random
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -38,14 +37,10 @@ _REGIMES = (1, 64), (65, 511), (512, 8192)  # of M, both ends included
 _N, _K = (256, 131_072), (512, 32_768)
 _MEASURED_SHARE = 3.0  # what the problems of a regime that were measured count for together, against those drawn
 _UNTIMED = 1.05  # of its estimate, what a function is taken for at a problem where others were timed and it was not
-# As how many measurements of none a correction begins, of a function and of it at one M. Tried on the histories of two
-# tunings of such archives, problems left out: what is chosen is 3.0% and 3.2% behind the best of the form, without
-# corrections 3.6% and 4.5%, with 20 and 20 here 3.5% and 3.2%, and with 3 and 6 3.3% and 3.9%.
-_LIKELY_0, _LIKELY_FLAT = 60.0, 6.0
-# What of a correction counts at these M, where times hang on how N fills waves of tiles, which a mean over problems
-# does not tell. At 491 problems of layers in bf16, N and K left out, by problems drawn at random alone, the choice is
-# 2.3% behind for M = 65 to 511 and 3.5% above; with whole corrections 3.8% and 3.6%, with none 2.2% and 3.5%.
-_SHARE_AT = {128: 0.5, 256: 0.5, 512: 0.75}
+# As how many measurements of none a correction begins, of a function and of it at one M; and by what logarithm a time
+# is behind the best of its problem that counts 1/e. Of what two GPUs were tuned with, one N x K in five left out
+# (`tests/test_packaged.py`), choices differ by less than 0.2% for 2 to 5 and 0.15 to 0.3.
+_LIKELY_0, _COUNTS_TO = 3.0, 0.2
 _WORST = math.log(4)  # what a problem costs that no function computes
 _ENOUGH = 2e-4  # mean gain of a function below which no more are taken
 _MULTIPLES = (1, 8, 16, 32, 64, 128, 256)
@@ -208,36 +203,32 @@ def _estimated(form: Signature, target: str) -> list[Variant]:
 def corrections(
     variants: Sequence[Variant], form: Signature, measured: Sequence[Measured], machine: Machine = H200
 ) -> dict[Variant, Correction]:
-    """What times of a machine say of each variant's estimate for it that they do not say of all, drawn to 0 where there
-    is little to go by.
+    """What times of a machine say of each variant's estimate for it, beside those of others at the same problem, drawn
+    to 0 where there is little to go by.
 
-    A variant's mean over all its problems comes first; at each M, what is left is drawn to that. At some M a part of it
-    counts (`_SHARE_AT`), and none where nothing was measured.
+    A time counts less the further it is behind the best. A variant's mean over all its problems comes first; at each M,
+    what is left is drawn to that. It is 0 where nothing was measured.
     """
-    if not measured:
-        return {}
     estimates, places = Estimates(variants), [choices_of(v) for v in variants]
-    seen: list[tuple[list[float], dict[int, float]]] = []
+    found: dict[int, list[tuple[list[float], float]]] = {}
     for at in measured:
         us = estimates.us(dataclasses.replace(form, n=at.n, k=at.k), at.m, machine)
         logs = {i: math.log(at.us[p] / us[i]) for i, p in enumerate(places) if p in at.us}
-        seen.append((shares(at.m), logs))
-    somewhere = [any(counts[i] for counts, _ in seen) for i in range(len(CORRECTED_M))]
-    of_all = _means(((counts, x) for counts, logs in seen for x in logs.values()), 0.0)
-    left: dict[int, list[tuple[list[float], float]]] = {}
-    for counts, logs in seen:
-        common = math.fsum(map(operator.mul, counts, of_all))
+        best = min(at.us.values())
+        counts = {i: (best / at.us[places[i]]) ** (1 / _COUNTS_TO) for i in logs}
+        common = math.fsum(counts[i] * x for i, x in logs.items()) / (math.fsum(counts.values()) or 1.0)
         for i, x in logs.items():
-            left.setdefault(i, []).append((counts, x - common))
-    found = {}
-    for i, mine in left.items():
-        mean = math.fsum(x for _, x in mine) / (len(mine) + _LIKELY_0)
-        at_m = _means(((counts, x - mean) for counts, x in mine), _LIKELY_FLAT)
-        found[variants[i]] = tuple(
-            round((mean + x) * _SHARE_AT.get(m, 1.0), 4) if s else 0.0
-            for m, x, s in zip(CORRECTED_M, at_m, somewhere, strict=True)
-        )
-    return found
+            found.setdefault(i, []).append(([counts[i] * share for share in shares(at.m)], x - common))
+    of_m = [any(of[i] for mine in found.values() for of, _ in mine) for i in range(len(CORRECTED_M))]
+    return {variants[i]: _line(mine, of_m) for i, mine in found.items()}
+
+
+def _line(mine: Sequence[tuple[Sequence[float], float]], of_m: Sequence[bool]) -> Correction:
+    """A variant's corrections, at the M `of_m` where something was measured."""
+    counts = [math.fsum(of) for of, _ in mine]
+    mean = math.fsum(c * x for c, (_, x) in zip(counts, mine, strict=True)) / (math.fsum(counts) + _LIKELY_0)
+    at_m = _means(((of, x - mean) for of, x in mine), _LIKELY_0)
+    return tuple(round(mean + x, 4) if some else 0.0 for x, some in zip(at_m, of_m, strict=True))
 
 
 def _means(of: Iterable[tuple[Sequence[float], float]], likely_0: float) -> list[float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -110,13 +110,17 @@ def tune(task: Task) -> Generator[Job, Answer, TunedForm]:
 
 
 def table(
-    archive: Archive, tuned: Mapping[int, TunedForm], rejected: Collection[str], gpu: Gpu
+    archive: Archive,
+    tuned: Mapping[int, TunedForm],
+    rejected: Collection[str],
+    gpu: Gpu,
+    besides: Iterable[tuple[Signature, universal.Measured]] = (),
 ) -> dict[str, Any] | None:
     """The archive's universal table without rejected functions; None where that leaves nothing, or there was none.
 
     `tuned` has every form that `to_tune` gave, or none: then they are marked as checked on `gpu`, and their estimates
-    are corrected by what was measured; not where they were checked on another kind first, by whose times they are
-    corrected already: estimates know kinds by their rates, and have room for one kind's corrections.
+    are corrected by what was measured, and `besides`; not where they were checked on another kind first, by whose times
+    they are corrected already: estimates know kinds by their rates, and have room for one kind's corrections.
     """
     there = read(archive)
     if there is None:
@@ -129,6 +133,7 @@ def table(
         for signature, found in one.times
         if (us := {universal.choices_of(known[n]): t for n, t in found.all_scores().items() if n in known})
     ]
+    measured += besides
     rows = []
     for place, form in enumerate(forms):
         left = universal.without(form.source(), rejected)
