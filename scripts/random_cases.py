@@ -142,7 +142,9 @@ def _of_model(model: Mapping[str, Any], where: str) -> Iterator[tuple[str, Signa
     for form in forms:
         kind = _kind(model)
         types = kind["dtype"], kind["scaling"]
-        wanted = Wanted(model.get("tp", 1), [1, MOST_TOKENS], [_TARGET], *types, fuse=form == "fused", experts=False)
+        wanted = Wanted(
+            model.get("tp", 1), [1, MOST_TOKENS], [_TARGET], *types, fuse=form == "fused", experts=False, quantise=False
+        )
         found = manifest_from_config(model["config"], wanted, source=model["source"])
         gemms = [(gemm.name, gemm.signature) for gemm in found.gemms]
         yield from _separate(gemms) if form == "separate" else _named(gemms, form)

@@ -100,12 +100,12 @@ def test_for_problems_never_measured_the_choice_is_near_the_best() -> None:
     regrets, alone = left_out(same), mean(left_out(nothing))
     assert len(regrets) == 113
     assert f"problems were timed it is {mean(regrets):.1%} behind, and estimates alone {alone:.1%} (" in choosing()
-    assert mean(regrets) < 0.023
+    assert mean(regrets) < 0.024
     assert max(regrets) < 0.25
 
 
 @pytest.mark.parametrize(
-    ("regrets", "bound"), [pytest.param(between, 0.036, marks=pytest.mark.long), (left_out, 0.023)]
+    ("regrets", "bound"), [pytest.param(between, 0.036, marks=pytest.mark.long), (left_out, 0.024)]
 )
 def test_what_was_measured_of_other_functions_is_no_calibration(
     regrets: Callable[[Callable[[list[Observation]], list[Observation]]], Regrets], bound: float

@@ -35,8 +35,8 @@ class _Level(NamedTuple):
 
 
 # Tried on 84 signatures with up to 600 functions at M = 128..8192, powers of two (one short sample each, of which noise
-# is 2%): calibrated at 128, 512, 2048 and 8192, the choice at 256, 1024 and 4096 is 3.1% behind the best of all, and
-# with the estimate alone 4.6%; for N and K that were not measured 2.2%, and 3.3%.
+# is 2%): calibrated at 128, 512, 2048 and 8192, the choice at 256, 1024 and 4096 is 3.2% behind the best of all, and
+# with the estimate alone 4.6%; for N and K that were not measured 2.3%, and 3.3%.
 _LEVELS = {
     "all": _Level(math.inf, 0.0),  # functions, of all signatures
     "related": _Level(4.0, 3.0),
