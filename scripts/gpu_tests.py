@@ -76,7 +76,7 @@ ARCHIVES = (
     ),
     Tested(
         *("torch", ("tests/data/torch.yaml", "--candidates", "4")),
-        tune=("--no-sustained", "--finalists", "2", "--repeats", "2"),
+        tune=("--finalists", "2", "--repeats", "2"),
         tests=("tests/test_gpu_torch.py", "tests/test_gpu_preload.py", "tests/test_gpu_options.py"),
     ),
     Tested(

@@ -171,13 +171,15 @@ def archive_of_llama() -> tuple[Entry, ...]:
 QKV, OUT, GATE_UP, DOWN, LM_HEAD = range(5)
 
 
-def tune(gpu: SimulatedGpu, entry: Entry, seen: dict[int, int] | None = None) -> Tuned:
+def tune(
+    gpu: SimulatedGpu, entry: Entry, seen: dict[int, int] | None = None, options: TuneOptions | None = None
+) -> Tuned:
     pool = pool_of(archive_of_llama())
     steps = session.tune(entry, pool, seen)
     job = next(steps)
     while True:
         try:
-            job = steps.send(do(gpu, job, TuneOptions()))
+            job = steps.send(do(gpu, job, options or TuneOptions()))
         except StopIteration as end:
             found: Tuned = end.value
             return found
@@ -237,7 +239,7 @@ def test_load_is_put_on_at_the_first_points_alone_and_the_table_is_as_near_the_b
     for seed in range(4):  # one GPU alone decides little: the mean is 0.3 to 1.0%
         truth = Truth(pool, seed)
         gpu = SimulatedGpu(truth, bound=True, sustained=thirsty)
-        tuned = tune(gpu, entry)
+        tuned = tune(gpu, entry, options=TuneOptions(sustained=True))
         assert set(gpu.loads) <= set(first)
         assert len(gpu.loads) >= 5
         assert len(tuned.measured) > len(first)
@@ -384,7 +386,7 @@ def test_load_decides_only_between_the_first_three_that_are_near_each_other() ->
         (four, {"a", "b", "c"}),
     ):
         gpu = SimulatedGpu(lambda name, s, m, us=us: us.get(name, 10.0), 0.0, bound=True)  # type: ignore[misc]
-        found = halving.measure(SimulatedBench(gpu, SIGNATURE, 64), 64, list(us), TuneOptions())
+        found = halving.measure(SimulatedBench(gpu, SIGNATURE, 64), 64, list(us), TuneOptions(sustained=True))
         assert found is not None
         assert found.sustained.keys() == asked | ({found.baseline} if asked else set())
         assert gpu.loads == [64] * bool(asked)

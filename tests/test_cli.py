@@ -295,10 +295,10 @@ def test_tune_passes_its_options_on_and_reports_what_serves(
         return TuneReport({}, speedups=[1.0, 4.0])
 
     monkeypatch.setattr(run_of_tune, "tune_archive", tune_archive)
-    result = run("tune", archive, "-o", tmp_path / "t.aot", "--tolerance", "0.05", "--finalists", "7", "--no-sustained")
+    result = run("tune", archive, "-o", tmp_path / "t.aot", "--tolerance", "0.05", "--finalists", "7", "--sustained")
     assert "2.000x the baseline" in result.out
     assert run("tune", archive, "-o", tmp_path / "t.aot").status == 0
-    assert [(o.tolerance, o.finalists, o.sustained) for o in seen] == [(0.05, 7, False), (0.01, 4, True)]
+    assert [(o.tolerance, o.finalists, o.sustained) for o in seen] == [(0.05, 7, True), (0.01, 4, False)]
 
 
 def test_control_c_while_selecting_is_quiet(build_again: Run, monkeypatch: pytest.MonkeyPatch) -> None:

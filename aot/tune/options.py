@@ -17,14 +17,15 @@ class TuneError(AotError):
 @dataclass(frozen=True)
 class TuneOptions:
     """How thoroughly to measure: functions that reach the interleaved comparison, its repeats, and whether those that
-    power bounds are compared under sustained load too. `tolerance` is the share of the best time by which another
-    function may be slower that serves elsewhere anyway: fewer kernels to load and to keep. `history`: whether what was
-    seen is kept in the archive, for people; servers do not read it."""
+    power bounds are compared under sustained load too, which tells less than its noise (`docs/kernels/choosing.md`).
+    `tolerance` is the share of the best time by which another function may be slower that serves elsewhere anyway:
+    fewer kernels to load and to keep. `history`: whether what was seen is kept in the archive, for people; servers do
+    not read it."""
 
     finalists: int = 4
     repeats: int = 5
     seed: int = 0
-    sustained: bool = True
+    sustained: bool = False
     tolerance: float = 0.01
     history: bool = True
 

@@ -161,7 +161,7 @@ def _why(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield (
                 "why",
                 f"{percent(behind)} behind the fastest of {answer['functions']} functions {by}: tuning keeps few "
-                "functions, changes them rarely, and weighs times under sustained load too",
+                "functions and changes them rarely",
             )
         else:
             yield "why", f"the fastest of {answer['functions']} functions {by}"
