@@ -1,4 +1,4 @@
-"""Keep the times in tuned archives' histories as a file of times, which estimates are fitted to.
+"""Keep the brief times in tuned archives' histories as a file of times, which estimates are fitted to.
 
     python scripts/keep_times.py tuned.aot --gpu "NVIDIA H200" -o benchmarks/drawn_h200.json.xz
 
@@ -28,7 +28,7 @@ def kept(archive: Archive, gpu: str) -> tuple[list[list[str]], list[dict[str, An
     for row in history.tunings(archive):
         if history.operation_of(row) != GEMM.name or row["gpu"] != gpu:
             continue
-        by_m = {point["m"]: history.measured(row["names"], point).all_scores() for point in row["points"]}
+        by_m = {point["m"]: history.measured(row["names"], point).short_us() for point in row["points"]}
         names.append(sorted({name for us in by_m.values() for name in us}))
         for m, us in sorted(by_m.items()):
             times = [None if name not in us else float(f"{us[name]:.4g}") for name in names[-1]]

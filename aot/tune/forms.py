@@ -131,7 +131,7 @@ def table(
         (signature, universal.Measured(signature.n, signature.k, found.m, us))
         for one in tuned.values()
         for signature, found in one.times
-        if (us := {universal.choices_of(known[n]): t for n, t in found.all_scores().items() if n in known})
+        if (us := {universal.choices_of(known[n]): t for n, t in found.short_us().items() if n in known})
     ]
     measured += besides
     rows = []

@@ -74,7 +74,7 @@ def _of_archive(archive: Archive, target: str) -> list[tuple[Signature, Measured
         for row in rows
         for signature in [signature_of(row["signature"])]
         for point in row["points"]
-        if (times := known.by_choices(signature, history.measured(row["names"], point).all_scores()))
+        if (times := known.by_choices(signature, history.measured(row["names"], point).short_us()))
     ]
 
 
