@@ -65,7 +65,7 @@ def manifest_of(path: Path, of: Format, tokens: tuple[int, ...]) -> Manifest | N
 def _made(
     path: Path, of: Format, tokens: tuple[int, ...], name: str, experts: bool, targets: list[str]
 ) -> Manifest | None:
-    wanted = Wanted(1, tokens, targets, of.dtype, of.scaling, experts=experts)
+    wanted = Wanted(1, tokens, targets, of.dtype, of.scaling, experts=experts, quantise=False)
     try:
         return manifest_from_config(load_config(path), wanted, source=path.name, model=name)
     except ManifestError:  # the format is not for the model, or the target has no kernels

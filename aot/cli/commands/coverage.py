@@ -45,7 +45,9 @@ def command(
     from ...problem.model_config import Wanted
 
     _refuse_options_of_configs(context, model)
-    wanted = Wanted(tp, tokens_of(tokens), [target] if target else None, dtype, scaling, ep=ep, experts=experts)
+    wanted = Wanted(
+        tp, tokens_of(tokens), [target] if target else None, dtype, scaling, ep=ep, experts=experts, quantise=False
+    )
     of = _manifest(model, wanted)
     with open_archive(archive) as opened:
         serving = Serving(opened)
