@@ -243,9 +243,13 @@ def hash_of(n: int, k: int) -> str:
 def behind_at_layers(correct: Corrected) -> str:
     found = losses_at_layers(correct)
     by_range = [[mean([x for x in of if low <= x[0] <= high]) for of in found.values()] for low, high in REGIMES]
-    return "{} up to M = 64, {} to 511, {} above".format(*(f"{a:.1%} ({b:.1%})" for a, b in by_range))
+    said = (f"{math.expm1(a):.1%} ({math.expm1(b):.1%})" for a, b in by_range)
+    return "{} up to M = 64, {} to 511, {} above".format(*said)
 
 
 @pytest.mark.long
 def test_at_layers_of_models_times_of_other_layers_tell_what_to_choose() -> None:
     assert f"{behind_at_layers(kept)}; by estimates alone {behind_at_layers(left_out)} |" in choosing()
+    with_times, alone = losses_at_layers(kept), losses_at_layers(left_out)
+    assert all(mean(with_times[gpu]) < 0.85 * mean(alone[gpu]) for gpu in MACHINES)
+    assert f"at the {len({(s.n, s.k) for of in layers().values() for s, _ in of})} N x K" in choosing()

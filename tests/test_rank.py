@@ -89,10 +89,10 @@ def test_many_rows_leave_the_kernel_for_few_behind(types: tuple[str, str], n: in
 
 @pytest.mark.parametrize("m", [1024, 4096, 8192])
 def test_the_kernel_for_few_rows_leads_at_many_of_a_router(m: int) -> None:
-    """There its tiles are few and stream K; on an H200 and an H100 it is the fastest, or 2% behind."""
+    """On an H200 and an H100 it is the fastest there, or 2% behind."""
     router = Signature("bf16", "bf16", "bf16", "f32", "none", 128, 2048)
     everything = [v for p in PROVIDERS for v in legal_variants(p, "sm_90a", router)]
-    assert "sm90_small_m" in {v.family for v in rank(everything, router, m, "sm_90a").variants[:3]}
+    assert rank(everything, router, m, "sm_90a").variants[0].family == "sm90_small_m"
 
 
 @pytest.mark.parametrize("library", [True, False])

@@ -178,8 +178,13 @@ def test_it_may_have_every_way_that_is_chosen_in_a_decode_step(read: Any, write:
 
 def test_it_may_have_what_quantises_tokens(read: Any, write: Any, run: Run) -> None:
     block = layers({"mlp.up_proj": "e4m3_e4m3_bf16_f32_none_n512_k1024_block"})
-    found, _ = read(worker(layers=block, logits={}), options=("--quantise",))
-    assert [item.name for item in found.items()] == ["up_proj", "up_proj.few", "up_proj_quantise"]
+    for options, more in (
+        (("--quantise",), ["up_proj.few", "up_proj_quantise"]),
+        ((), ["up_proj.few"]),
+        (("--no-quantise",), []),
+    ):
+        found, _ = read(worker(layers=block, logits={}), options=options)
+        assert [item.name for item in found.items()] == ["up_proj", *more]
     assert run("manifest", "from-server", write(worker()), "--quantise").status == 2
 
 

@@ -18,7 +18,14 @@ from .bench_cases import a_result
 
 
 def document(results: list[dict[str, Any]], archive: str = "a" * 64) -> dict[str, Any]:
-    return {"archive": archive, "drawn": "all layers", "seed": "s", "environments": {}, "results": results}
+    return {
+        "archive": archive,
+        "drawn": "all layers",
+        "seed": "s",
+        "date": "2026-11-24",
+        "environments": {},
+        "results": results,
+    }
 
 
 DOCUMENTS = [
@@ -61,6 +68,14 @@ def test_what_the_package_was_made_by_is_left_out() -> None:
     seen, new = ("bf16_bf16_bf16_f32_none_n6144_k4096", "bf16_bf16_bf16_f32_none_n6152_k4096_weights")
     results = [a_result(1, 10.0, 20.0) | {"signature": key} for key in (seen, new)]
     assert [r["signature"] for r in summarise_random.unseen(document(results))["results"]] == [new]
+
+
+@pytest.mark.parametrize(("date", "seen"), [("2026-11-26", False), ("2026-11-27", True)])
+def test_layers_that_gpus_were_tuned_with_are_known_from_the_day_the_package_knew_them(date: str, seen: bool) -> None:
+    of_layer = document([a_result(1, 10.0, 20.0) | {"signature": "bf16_bf16_bf16_f32_none_n1152_k6912"}]) | {
+        "date": date
+    }
+    assert (summarise_random.unseen(of_layer)["results"] == []) == seen
 
 
 def test_groups_and_pairs_have_lines_of_their_own() -> None:

@@ -37,6 +37,7 @@ def test_engines_gain_by_few_tokens_of_layers_in_blocks() -> None:
     gemms = [dataclasses.replace(of, name=name) for name, of in named.items()]
     assert [g.name for g in with_few_in_blocks(gemms, HOPPER)] == ["in_blocks", "in_blocks.few", "by_rows"]
     assert with_few_in_blocks(gemms, BLACKWELL) == gemms
+    assert with_few_in_blocks([gemm(epilogue="bias")], HOPPER) == [gemm(epilogue="bias")]
 
 
 def test_layers_of_one_k_are_quantised_by_one_kernel() -> None:

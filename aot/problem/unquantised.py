@@ -27,12 +27,14 @@ _NAME = 55  # letters of a layer's, so that a manifest takes what is added
 
 def with_few_in_blocks(gemms: Iterable[Gemm], targets: Sequence[str]) -> list[Gemm]:
     """GEMMs, and behind each in fp8 with scales of blocks that of few tokens, `few` added to its name, if one of
-    `targets` has kernels for it: what engines were seen to gain by (docs/vllm.md)."""
+    `targets` has kernels for it: what an engine was seen to gain by (docs/vllm.md). Not behind those with an epilogue:
+    servers' plugins add a bias afterwards."""
     found = list[Gemm]()
     for gemm in gemms:
         found.append(gemm)
         few = _few(gemm)
-        if few is not None and gemm.signature.scaling == "block" and _served(few, targets):
+        s = gemm.signature
+        if few is not None and (s.scaling, s.epilogue) == ("block", "none") and _served(few, targets):
             found += _of_tokens(gemm, "few", few, 1, FEW)
     return found
 

@@ -203,8 +203,8 @@ def _estimated(form: Signature, target: str) -> list[Variant]:
 def corrections(
     variants: Sequence[Variant], form: Signature, measured: Sequence[Measured], machine: Machine = H200
 ) -> dict[Variant, Correction]:
-    """What times of a machine say of each variant's estimate for it, beside those of others at the same problem, drawn
-    to 0 where there is little to go by.
+    """What times say of each variant's estimate for a machine, beside those of others at the same problem, drawn to 0
+    where there is little to go by. Times of another machine are compared with the same estimates.
 
     A time counts less the further it is behind the best. A variant's mean over all its problems comes first; at each M,
     what is left is drawn to that. It is 0 where nothing was measured.

@@ -119,8 +119,9 @@ def table(
     """The archive's universal table without rejected functions; None where that leaves nothing, or there was none.
 
     `tuned` has every form that `to_tune` gave, or none: then they are marked as checked on `gpu`, and their estimates
-    are corrected by what was measured, and `besides`; not where they were checked on another kind first, by whose times
-    they are corrected already: estimates know kinds by their rates, and have room for one kind's corrections.
+    are corrected by what was measured, and by times `besides`, of any kind of GPU; not where they were checked on
+    another kind first, by whose times they are corrected already: estimates know kinds by their rates, and have room
+    for one kind's corrections.
     """
     there = read(archive)
     if there is None:

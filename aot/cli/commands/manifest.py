@@ -29,8 +29,8 @@ Quantise = Annotated[
     bool | None,
     typer.Option(
         "--quantise/--no-quantise",
-        help="Whether to add what quantises the tokens of e4m3 layers, for servers that would. Default: of few tokens, "
-        "and layers with scales of blocks.",
+        help="Whether to add what quantises the tokens of e4m3 layers, for servers that would. Default: only for up to "
+        "16 tokens, and only for layers scaled by blocks that are not fused.",
     ),
 ]
 
