@@ -155,13 +155,7 @@ def manifest_from_config(
             found.fail(f"no target has kernels for all of these layers; {instead}")
     else:
         _check_served(found, (*gemms, *uses), wanted, targets, on_warning)
-    if wanted.quantise:
-        with_few, of_rows = of_unquantised(gemms, targets)
-        if len(with_few) == len(gemms):
-            found.fail(NO_LAYER)
-        gemms, uses = tuple(with_few), _by_operation([*uses, *of_rows])
-    elif wanted.quantise is None and not wanted.fuse:
-        gemms = tuple(with_few_in_blocks(gemms, targets))
+    gemms, uses = _with_quantised_tokens(found, wanted, gemms, uses, targets)
     return Manifest(
         model or model_name(named_after or source, wanted.tp, layers.called, wanted.fuse, wanted.ep),
         _source(found, ranks, layers),
@@ -171,6 +165,20 @@ def manifest_from_config(
         found.depth,
         uses,
     )
+
+
+def _with_quantised_tokens(
+    found: Model, wanted: Wanted, gemms: tuple[Gemm, ...], uses: tuple[Use, ...], targets: Sequence[str]
+) -> tuple[tuple[Gemm, ...], tuple[Use, ...]]:
+    """The same with what quantises tokens of layers in fp8, as far as it is wanted; see `Wanted`."""
+    if wanted.quantise:
+        with_few, of_rows = of_unquantised(gemms, targets)
+        if len(with_few) == len(gemms):
+            found.fail(NO_LAYER)
+        return tuple(with_few), _by_operation([*uses, *of_rows])
+    if wanted.quantise is None and not wanted.fuse:
+        return tuple(with_few_in_blocks(gemms, targets)), uses
+    return gemms, uses
 
 
 def _by_operation(uses: Iterable[Use]) -> tuple[Use, ...]:
