@@ -173,7 +173,7 @@ def _with_quantised_tokens(
     """The same with what quantises tokens of layers in fp8, as far as it is wanted; see `Wanted`."""
     if wanted.quantise:
         with_few, of_rows = of_unquantised(gemms, targets)
-        if len(with_few) == len(gemms):
+        if len(with_few) == len(gemms) and not of_rows:
             found.fail(NO_LAYER)
         return tuple(with_few), _by_operation([*uses, *of_rows])
     if wanted.quantise is None and not wanted.fuse:

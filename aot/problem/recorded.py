@@ -100,7 +100,7 @@ def manifest_from_workers(
     of_rows: list[Use] = []
     if quantise:
         every, of_rows = of_unquantised(named, found)
-        if len(every) == len(named):
+        if len(every) == len(named) and not of_rows:
             raise ManifestError(f"{folder}: {NO_LAYER}")
         named = every
     elif quantise is None:
