@@ -21,12 +21,10 @@ from aot.search.universal import Measured
 from aot.tune import history, times
 from aot.tune.forms import TunedForm, table
 from runtime.container.archive import Archive
-from runtime.device.gpus import Gpu
+from runtime.device.gpus import H200, Gpu
 from runtime.errors import AotError
 from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
-
-H200 = Gpu("NVIDIA H200", 132, 4814)
 
 
 def corrected(archive: Archive, gpu: Gpu, besides: Sequence[tuple[Signature, Measured]] = ()) -> Package:

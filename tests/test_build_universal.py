@@ -14,11 +14,13 @@ from aot.__main__ import main
 from aot.pack import tables
 from aot.pack.write import Package
 from aot.search import universal
+from aot.search.costs import Machine
+from aot.search.h200 import H200
 from aot.search.provider import PROVIDERS, provider
 from aot.search.universal import Chosen, choices_of
 from aot.tune import history, times
 from runtime.container.archive import Archive
-from runtime.device.gpus import Gpu
+from runtime.device.gpus import H100, Gpu
 from runtime.gemm.operation import GEMM
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import Function, Universal, write
@@ -269,6 +271,11 @@ def test_times_by_key_and_name_are_read_as_those_in_lists(tmp_path: Path) -> Non
     listed = case | {"signature": PLAIN.to_json(), "names": 0, "us": list(us.values())}
     (tmp_path / "y.json").write_text(json.dumps({"names": [names], "results": [listed]}))
     assert times.load(tmp_path / "y.json", "sm_90a") == [(signature, found)]
+    assert found.machine == H200, "where no GPU is named"
+    for of in ({"gpu": H100.name}, {"environment": {"gpu": H100.name}}):
+        (tmp_path / "z.json").write_text(json.dumps({"results": [case]} | of))
+        ((_, there),) = times.load(tmp_path / "z.json", "sm_90a")
+        assert there == dataclasses.replace(found, machine=Machine(H100.multiprocessors, H100.memory_gbps))
 
 
 def test_times_of_a_tuned_archive_are_those_of_its_history(tmp_path: Path) -> None:

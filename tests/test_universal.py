@@ -15,7 +15,9 @@ import pytest
 
 from aot.problem import manifest
 from aot.search import universal
+from aot.search.costs import Machine
 from aot.search.estimates import Correction, Estimates
+from aot.search.h200 import H200
 from aot.search.legal import summation, unsuited
 from aot.search.provider import PROVIDERS, provider
 from aot.search.universal import Chosen, Measured, choices_of
@@ -203,6 +205,19 @@ def test_what_was_not_timed_is_as_far_from_its_estimate_as_its_twin_or_as_others
     at = Measured(PLAIN.n, PLAIN.k, 96, {choices_of(timed): 30.0})
     us = universal.filled([timed, twin, apart], [20.0, 19.0, 40.0], at.us)
     assert us == pytest.approx([30.0, 28.5, 60.0 * 1.05])
+
+
+def test_a_time_corrects_an_estimate_beside_others_alone_and_on_its_own_machine() -> None:
+    few, many = (
+        next(v for v in chosen_by(PLAIN, 0).variants if v.family == f"sm90_{f}") for f in ("small_m", "persistent")
+    )
+    alone = Measured(PLAIN.n, PLAIN.k, 64, {choices_of(few): 30.0})
+    assert universal.corrections([few, many], PLAIN, [alone]) == {}
+    both = dataclasses.replace(alone, us={choices_of(few): 30.0, choices_of(many): 31.0})
+    slower = dataclasses.replace(both, machine=Machine(H200.multiprocessors, H200.memory_gbps / 2))
+    one, other = (universal.corrections([few, many], PLAIN, [at]) for at in (both, slower))
+    assert one.keys() == other.keys() == {few, many}
+    assert one != other
 
 
 def test_functions_cover_few_rows_and_many() -> None:

@@ -62,12 +62,14 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Measured:
-    """Microseconds by a variant's choices, which are the same for variants of forms that are alike, at one problem."""
+    """Microseconds by a variant's choices, which are the same for variants of forms that are alike, at one problem on
+    one machine."""
 
     n: int
     k: int
     m: int
     us: Mapping[Any, float]
+    machine: Machine = H200
 
 
 def forms(signatures: Iterable[Signature]) -> list[Signature]:
@@ -201,10 +203,10 @@ def _estimated(form: Signature, target: str) -> list[Variant]:
 
 
 def corrections(
-    variants: Sequence[Variant], form: Signature, measured: Sequence[Measured], machine: Machine = H200
+    variants: Sequence[Variant], form: Signature, measured: Sequence[Measured]
 ) -> dict[Variant, Correction]:
-    """What times say of each variant's estimate for a machine, beside those of others at the same problem, drawn to 0
-    where there is little to go by. Times of another machine are compared with the same estimates.
+    """What times say of each variant's estimate, beside those of others at the same problem, drawn to 0 where there is
+    little to go by. A problem at which one alone was timed says nothing.
 
     A time counts less the further it is behind the best. A variant's mean over all its problems comes first; at each M,
     what is left is drawn to that. It is 0 where nothing was measured.
@@ -212,8 +214,10 @@ def corrections(
     estimates, places = Estimates(variants), [choices_of(v) for v in variants]
     found: dict[int, list[tuple[list[float], float]]] = {}
     for at in measured:
-        us = estimates.us(dataclasses.replace(form, n=at.n, k=at.k), at.m, machine)
+        us = estimates.us(dataclasses.replace(form, n=at.n, k=at.k), at.m, at.machine)
         logs = {i: math.log(at.us[p] / us[i]) for i, p in enumerate(places) if p in at.us}
+        if len(logs) < 2:
+            continue
         best = min(at.us.values())
         counts = {i: (best / at.us[places[i]]) ** (1 / _COUNTS_TO) for i in logs}
         common = math.fsum(counts[i] * x for i, x in logs.items()) / (math.fsum(counts.values()) or 1.0)
@@ -271,7 +275,7 @@ def _losses(variants: Sequence[Variant], form: Signature, measured: Sequence[Mea
         least = min(us)
         rows.append([min(math.log(x / least), _WORST) for x in us])
     for at, weight in zip(measured, weights([at.m for at in measured]), strict=True):
-        us = filled(variants, estimates.us(dataclasses.replace(form, n=at.n, k=at.k), at.m), at.us)
+        us = filled(variants, estimates.us(dataclasses.replace(form, n=at.n, k=at.k), at.m, at.machine), at.us)
         least = min(us)
         if math.isfinite(least):
             rows.append([weight * min(math.log(x / least), _WORST) for x in us])

@@ -126,10 +126,10 @@ def table(
     there = read(archive)
     if there is None:
         return None
-    forms = [form for _, form in there.forms]
+    forms, machine = [form for _, form in there.forms], Machine(*machine_of(gpu))
     known = {name: v for place in tuned for name, v in _variants(forms[place]).items()}
     measured = [
-        (signature, universal.Measured(signature.n, signature.k, found.m, us))
+        (signature, universal.Measured(signature.n, signature.k, found.m, us, machine))
         for one in tuned.values()
         for signature, found in one.times
         if (us := {universal.choices_of(known[n]): t for n, t in found.short_us().items() if n in known})
@@ -141,7 +141,7 @@ def table(
         if left is not None:
             first = place in tuned and there.checked_on.get(form.target, (gpu.name,))[0] == gpu.name
             variants = [known.get(f.name) for f in form.functions if f.name not in rejected] if first else []
-            rows.append(_corrected(left, form, variants, measured, Machine(*machine_of(gpu))))
+            rows.append(_corrected(left, form, variants, measured))
     checked_on = {target: dict.fromkeys(names) for target, names in there.checked_on.items()}
     for place in tuned:
         checked_on.setdefault(forms[place].target, {})[gpu.name] = None
@@ -173,14 +173,13 @@ def _corrected(
     form: UniversalForm,
     variants: Sequence[Variant | None],
     measured: Sequence[tuple[Signature, universal.Measured]],
-    machine: Machine,
 ) -> FormSource:
     """The row with estimates that times of alike forms correct, where all of its functions are known variants."""
     signature, found = _sample(form), [v for v in variants if v is not None]
     alike = [m for s, m in measured if _group(s) == _group(signature)]
     if not alike or not variants or len(found) < len(variants):
         return row
-    lines = universal.corrections(found, signature, alike, machine)
+    lines = universal.corrections(found, signature, alike)
     return universal.source(universal.Chosen(signature, form.target, tuple(found), lines))
 
 

@@ -1,10 +1,10 @@
 """Files of times that were measured of many variants, read: what `scripts/sweep_variants.py` writes, and tuned
 archives, which have them in their table "history".
 
-What the script writes is JSON, compressed with xz if the file's name ends so. Each of `results` has a `signature`, as
-its fields or its key, an `m`, microseconds by function in `us`, and in `best` those of a few that were taken with more
-care. Where many have the same functions, `us` may be a list (null: not timed) in the order of one of the lists in
-`names`, which the `names` of the result counts from 0.
+What the script writes is JSON, compressed with xz if the file's name ends so. `gpu`, or that of `environment`, is the
+GPU's name. Each of `results` has a `signature`, as its fields or its key, an `m`, microseconds by function in `us`, and
+in `best` those of a few that were taken with more care. Where many have the same functions, `us` may be a list (null:
+not timed) in the order of one of the lists in `names`, which the `names` of the result counts from 0.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from runtime.container.archive import Archive
+from runtime.device.gpus import H200, KNOWN
 from runtime.errors import AotError
 from runtime.gemm.signature import Signature
+from runtime.gemm.universal import machine_of
 
+from ..search.costs import Machine
 from ..search.operation import building
 from ..search.provider import provider, provider_names
 from ..search.universal import Measured, choices_of
@@ -70,7 +73,7 @@ def _of_archive(archive: Archive, target: str) -> list[tuple[Signature, Measured
     of_forms = (row for row in history.tunings(archive) if building(history.operation_of(row)).forms)
     rows = (row for row in of_forms if row["target"] == target)
     return [
-        (signature, Measured(signature.n, signature.k, point["m"], times))
+        (signature, Measured(signature.n, signature.k, point["m"], times, _machine(row["gpu"])))
         for row in rows
         for signature in [signature_of(row["signature"])]
         for point in row["points"]
@@ -80,6 +83,7 @@ def _of_archive(archive: Archive, target: str) -> list[tuple[Signature, Measured
 
 def _measured(content: Any, target: str) -> list[tuple[Signature, Measured]]:
     known, found = _Variants(target), []
+    machine = _machine(content.get("gpu") or content.get("environment", {}).get("gpu", ""))
     for case in content["results"]:
         signature, us = signature_of(case["signature"]), case["us"]
         if isinstance(us, list):
@@ -87,8 +91,13 @@ def _measured(content: Any, target: str) -> list[tuple[Signature, Measured]]:
         us = {name: float(t) for name, t in us.items() if t is not None}
         us |= {name: float(t) for name, t in case["best"].items() if name in us}
         if times := known.by_choices(signature, us):
-            found.append((signature, Measured(signature.n, signature.k, int(case["m"]), times)))
+            found.append((signature, Measured(signature.n, signature.k, int(case["m"]), times, machine)))
     return found
+
+
+def _machine(name: str) -> Machine:
+    """What estimates ask of a GPU of this name; of one that is not known, what they ask of an H200."""
+    return Machine(*machine_of(KNOWN.get(name, H200)))
 
 
 class _Variants:

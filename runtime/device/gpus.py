@@ -32,6 +32,7 @@ class Gpu(NamedTuple):
 
 
 H100, H200 = Gpu("NVIDIA H100 80GB HBM3", 132, 3352), Gpu("NVIDIA H200", 132, 4917)
+KNOWN = {gpu.name: gpu for gpu in (H100, H200)}
 
 
 def distance(one: Gpu, other: Gpu) -> tuple[float, float, str]:
