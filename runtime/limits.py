@@ -36,8 +36,8 @@ MAX_CALL_FUNCTIONS = 32  # that are tried for a call, each of which may have to 
 MAX_EXTENT = 2**31 - 1  # that a signature has; strides of more than 32 bits are the record's matter
 
 # --- a cost program ---
-MAX_COST_NODES = 8_192  # of all functions of a form together; each evaluation takes about 1 ns a node
-MAX_COST_RESULTS = 64  # functions of a form
+MAX_COST_NODES = 16_384  # of all functions of a form together; each evaluation takes about 1 ns a node
+MAX_COST_RESULTS = 128  # functions of a form
 MAX_UNIVERSAL_FORMS = 512  # of the table "universal"; found: 22
 MAX_CHECKED_GPUS = 64  # kinds of GPU on which the functions of that table were checked
 MAX_UNIVERSAL_NODES = 1 << 18  # of all its cost programs together; found: 33,364

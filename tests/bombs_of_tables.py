@@ -161,7 +161,7 @@ def forms_of_slow_operations() -> tuple[bytes, mutants.Content]:
 
 @BOMBS.add
 def forms_of_many_functions() -> tuple[bytes, mutants.Content]:
-    """64 functions in each of 512 forms, which each are held against."""
+    """128 functions in each of 512 forms, which each are held against."""
     return _forms([_long_program(8_000, MAX_COST_RESULTS)], MAX_UNIVERSAL_FORMS, MAX_COST_RESULTS)
 
 

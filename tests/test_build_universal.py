@@ -182,7 +182,7 @@ def test_a_build_on_a_tuned_base_says_what_it_replaces(built: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--universal", "--candidates", "65"], "a form has at most 64 functions"),
+        (["--universal", "--candidates", "129"], "a form has at most 128 functions"),
         (["--base", "a.aot", "--base", "b.aot"], "--base is there more than once"),
         (["--universal", "--function", "softmax"], "build that without --universal"),
         (["--times", "x.json"], "give that too"),

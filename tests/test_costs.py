@@ -92,9 +92,9 @@ DAMAGE: dict[str, tuple[dict[str, Any], str]] = {
     "a constant is true": (GOOD | {"constants": [True]}, "must be numbers"),
     "a constant is NaN": (GOOD | {"constants": [math.nan]}, "must be numbers"),
     "a result is not there": (GOOD | {"results": [5]}, "is of .*5.* where there are 5 values"),
-    "there is no result": (GOOD | {"results": []}, "1 to 64 results, found 0"),
-    "there are too many results": (GOOD | {"results": [0] * (MAX_COST_RESULTS + 1)}, "1 to 64 results, found 65"),
-    "there is too much": (GOOD | {"constants": [0] * MAX_COST_NODES}, "at most 8192 are read"),
+    "there is no result": (GOOD | {"results": []}, "1 to 128 results, found 0"),
+    "there are too many results": (GOOD | {"results": [0] * (MAX_COST_RESULTS + 1)}, "1 to 128 results, found 129"),
+    "there is too much": (GOOD | {"constants": [0] * MAX_COST_NODES}, "at most 16384 are read"),
 }
 
 

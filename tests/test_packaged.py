@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import random
 import sys
@@ -16,10 +15,8 @@ import runtime
 from aot.pack.forms import read
 from aot.problem import manifest
 from aot.search import packaged, universal
-from aot.search.costs import Machine
 from aot.search.estimates import Correction, Estimates
 from aot.search.gemm import GEMM
-from aot.search.h200 import H200
 from aot.search.legal import of_name
 from aot.search.m_values import points
 from aot.search.provider import PROVIDERS, provider
@@ -35,6 +32,7 @@ from runtime.serve.layers import open_archives
 
 from . import pace
 from .command_line import ROOT
+from .drawn_layers import GPUS, PARTS, layers, others, part_of
 from .pages import choosing
 from .published_layers import of_model
 from .recording_driver import RecordingDriver
@@ -202,15 +200,6 @@ def test_corrections_are_worth_something_and_harm_where_they_are_shuffled() -> N
 # --- the same at layers of models, as two GPUs were tuned with them ---
 
 PLAIN = ("bf16", "bf16", "bf16", "f32", "none", "none", "k", "serial")
-MACHINES = {"h200": H200, "h100": Machine(132, 3350)}
-
-
-@cache
-def layers() -> dict[str, list[tuple[Signature, Measured]]]:
-    """What was timed in 16 bits, without gates, by GPU."""
-    form = universal.likeness(Signature("bf16", "bf16", "bf16", "f32", "none", 256, 512))
-    kept = {gpu: times.load(ROOT / f"benchmarks/drawn_{gpu}.json.xz", "sm_90a") for gpu in MACHINES}
-    return {gpu: [(s, at) for s, at in of if universal.likeness(s) == form] for gpu, of in kept.items()}
 
 
 def losses_at_layers(correct: Corrected) -> dict[str, list[tuple[int, float]]]:
@@ -219,25 +208,19 @@ def losses_at_layers(correct: Corrected) -> dict[str, list[tuple[int, float]]]:
     assert table is not None
     form = next(f for words, f in table.forms if words[:8] == PLAIN)
     variants = [v for f in form.functions if (v := of_name(f.name)) is not None]
-    sizes = sorted({(s.n, s.k) for of in layers().values() for s, _ in of}, key=lambda size: hash_of(*size))
-    fold_of = {size: i % 5 for i, size in enumerate(sizes)}
     drawn = [at for s, at in times.load(runtime.universal(), "sm_90a") if universal.alike(s, form.signature(256, 512))]
-    found: dict[str, list[tuple[int, float]]] = {gpu: [] for gpu in MACHINES}
-    for fold in range(5):
-        known = [*drawn, *(at for of in layers().values() for s, at in of if fold_of[s.n, s.k] != fold)]
+    found: dict[str, list[tuple[int, float]]] = {gpu: [] for gpu in GPUS}
+    for part in range(PARTS):
+        known = [*drawn, *others(part)]
         estimates = Estimates(variants, correct(universal.corrections(variants, form.signature(256, 512), known)))
-        for gpu, machine in MACHINES.items():
+        for gpu in GPUS:
             for s, at in layers()[gpu]:
                 timed = {i: at.us[c] for i, v in enumerate(variants) if (c := choices_of(v)) in at.us}
-                if fold_of[s.n, s.k] == fold and len(timed) > 2:
-                    us = estimates.us(s, at.m, machine)
+                if part_of()[s.n, s.k] == part and len(timed) > 2:
+                    us = estimates.us(s, at.m, at.machine)
                     best = min(timed, key=us.__getitem__)
                     found[gpu].append((at.m, math.log(timed[best] / min(timed.values()))))
     return found
-
-
-def hash_of(n: int, k: int) -> str:
-    return hashlib.sha256(f"{n}x{k}".encode()).hexdigest()
 
 
 def behind_at_layers(correct: Corrected) -> str:
@@ -251,5 +234,5 @@ def behind_at_layers(correct: Corrected) -> str:
 def test_at_layers_of_models_times_of_other_layers_tell_what_to_choose() -> None:
     assert f"{behind_at_layers(kept)}; by estimates alone {behind_at_layers(left_out)} |" in choosing()
     with_times, alone = losses_at_layers(kept), losses_at_layers(left_out)
-    assert all(mean(with_times[gpu]) < 0.85 * mean(alone[gpu]) for gpu in MACHINES)
-    assert f"at the {len({(s.n, s.k) for of in layers().values() for s, _ in of})} N x K" in choosing()
+    assert all(mean(with_times[gpu]) < 0.85 * mean(alone[gpu]) for gpu in GPUS)
+    assert f"at the {len(part_of())} N x K" in choosing()

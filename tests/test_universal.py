@@ -30,6 +30,7 @@ from runtime.gemm.signature import Signature
 from runtime.gemm.universal import Universal
 from runtime.limits import MAX_COST_RESULTS
 
+from .drawn_layers import GPUS, layers, others, part_of
 from .pages import choosing
 from .published_layers import of_model
 
@@ -99,6 +100,45 @@ def test_what_is_chosen_for_shapes_never_seen_is_near_the_best_of_all(
     assert said.format(f"{mean(found):.1%}") in choosing()
     assert mean(found) < most
     assert max(found) < worst
+
+
+Ranges = dict[str, list[float]]  # by GPU, in each range of M
+
+
+def behind_at_layers(chosen: Chosen, count: int) -> tuple[Ranges, Ranges]:
+    """By how much the best of the first functions is behind the best of all at layers of part 0, and by how much that
+    is which they choose: geometric means."""
+    variants = chosen.variants[:count]
+    estimates = Estimates(variants, chosen.corrections)
+    best, choice = Ranges(), Ranges()
+    for gpu in GPUS:
+        found: list[list[tuple[float, float]]] = [[], [], []]
+        for s, at in layers()[gpu]:
+            timed = {i: at.us[c] for i, v in enumerate(variants) if (c := choices_of(v)) in at.us}
+            if part_of()[s.n, s.k] == 0 and timed:
+                us, least = estimates.us(s, at.m, at.machine), min(at.us.values())
+                losses = (math.log(t / least) for t in (min(timed.values()), timed[min(timed, key=us.__getitem__)]))
+                found[(at.m > 64) + (at.m > 511)].append((next(losses), next(losses)))
+        best[gpu], choice[gpu] = ([mean([x[i] for x in of]) for of in found] for i in range(2))
+    return best, choice
+
+
+@pytest.mark.long
+def test_twice_as_many_functions_choose_better_at_layers_that_were_left_out() -> None:
+    files = [*times.load(TIMES, "sm_90a"), *times.load(TIMES.with_name("ragged_h200.json.xz"), "sm_90a")]
+    known = [at for s, at in files if universal.alike(s, PLAIN)]
+    chosen = universal.choose(PLAIN, "sm_90a", 2 * 64, (), [*known, *others(0)])
+    few, many = (behind_at_layers(chosen, count) for count in (64, 128))
+    for gpu in GPUS:
+        for of_few, of_many in zip(few, many, strict=True):
+            assert all(more < less for more, less in zip(of_many[gpu], of_few[gpu], strict=True))
+    on_h200, on_h100 = ([[f"{x:.1%}" for x in of[gpu]] for of in (few[1], many[1])] for gpu in GPUS)
+    ranges = ("up to M = 64", "to 511", "above")
+    by_count = (
+        ", ".join(f"{a} ({b}) {where}" for a, b, where in zip(*pair, ranges, strict=True))
+        for pair in zip(on_h200, on_h100, strict=True)
+    )
+    assert "64 functions {}; 128 functions {} |".format(*by_count) in choosing()
 
 
 @pytest.mark.parametrize("form", [pytest.param(PLAIN, marks=pytest.mark.long), ROWS], ids=["bf16", "e4m3"])

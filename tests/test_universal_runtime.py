@@ -562,7 +562,7 @@ DAMAGE: dict[str, tuple[Any, Any, str]] = {
     "equal bits are less than none": (["forms", 0, "equal_bits", 3], -1, "in order of appearance, found -1"),
     "equal bits are of fewer": (["forms", 0, "equal_bits"], [1, 1, 2], "a number for each of the 4 functions, found 3"),
     "equal bits are no list": (["forms", 0, "equal_bits"], 1, "must be a list"),
-    "there is no function": (["forms", 0], ROW | {"functions": [], "equal_bits": []}, "1 to 64 functions"),
+    "there is no function": (["forms", 0], ROW | {"functions": [], "equal_bits": []}, "1 to 128 functions"),
     "a program is not there": (["forms", 0, "program"], 1, "one of the 1 there are"),
     "a program is unused": (["programs"], [PROGRAM, PROGRAM], "used by no form"),
     "forms are no list": (["forms"], {}, "must be a list"),

@@ -42,7 +42,7 @@ _UNTIMED = 1.05  # of its estimate, what a function is taken for at a problem wh
 # (`tests/test_packaged.py`), choices differ by less than 0.2% for 2 to 5 and 0.15 to 0.3.
 _LIKELY_0, _COUNTS_TO = 3.0, 0.2
 _WORST = math.log(4)  # what a problem costs that no function computes
-_ENOUGH = 2e-4  # mean gain of a function below which no more are taken
+_ENOUGH = 5e-5  # mean gain of a function below which no more are taken
 _MULTIPLES = (1, 8, 16, 32, 64, 128, 256)
 _ODD = (3, 5, 7, 11)
 
@@ -99,7 +99,8 @@ def choose(
     """
     kept = [v for v in kept if unsuited(v, form) is None][: MAX_COST_RESULTS - count]
     candidates = list(dict.fromkeys([*kept, *_estimated(form, target)]))
-    taken = _cover(_losses(candidates, form, measured), len(candidates), len(kept), count + len(kept))
+    enough = _ENOUGH * (len(_REGIMES) * _DRAWN + math.fsum(weights([at.m for at in measured])))
+    taken = _cover(_losses(candidates, form, measured), len(candidates), len(kept), count + len(kept), enough)
     variants, lines = tuple(candidates[i] for i in taken), corrections(candidates, form, measured)
     return Chosen(form, target, variants, {v: lines[v] for v in variants if v in lines})
 
@@ -304,8 +305,9 @@ def _problems() -> list[tuple[int, int, int]]:
     ]
 
 
-def _cover(rows: Sequence[Sequence[float]], columns: int, kept: int, count: int) -> list[int]:
-    """Columns, the first `kept` among them, whose least values have the least sum; `count` of them at most."""
+def _cover(rows: Sequence[Sequence[float]], columns: int, kept: int, count: int, enough: float) -> list[int]:
+    """Columns, the first `kept` among them, whose least values have the least sum; `count` of them at most, and none
+    that the sum falls by less than `enough` for."""
     now = [max(row) for row in rows]
     by_column = list(zip(*rows, strict=True))
     taken = list(range(kept))
@@ -324,7 +326,7 @@ def _cover(rows: Sequence[Sequence[float]], columns: int, kept: int, count: int)
         if waiting and -found > waiting[0][0]:
             heapq.heappush(waiting, (-found, column))
             continue
-        if taken and found < _ENOUGH * len(rows):
+        if taken and found < enough:
             break
         taken.append(column)
         now = [min(pair) for pair in zip(now, by_column[column], strict=True)]
