@@ -276,9 +276,13 @@ def test_only_rank_0_adds_a_bias_before_an_all_reduce(fuse: bool) -> None:
     assert shapes(built)["o_rank0"] == shapes(built)["o"]
 
 
-def test_fp8_layers_add_their_biases() -> None:
+def test_servers_add_biases_of_fp8_layers_afterwards() -> None:
     found = manifest(qwen2(), dtype="e4m3").gemms[0].signature
-    assert (found.epilogue, found.scaling, found.d) == ("bias", "row_column", "bf16")
+    assert (found.epilogue, found.scaling, found.d) == ("none", "row_column", "bf16")
+    in_blocks = manifest(qwen2(), 2, dtype="e4m3", scaling="block")
+    assert epilogues(in_blocks) == {}
+    assert [g.name for g in in_blocks.gemms][:4] == ["qkv", "qkv.few", "o", "o.few"]
+    assert epilogues(manifest(qwen2(), dtype="e4m3", fuse=True))["qkv"] == "bias"
 
 
 @pytest.mark.parametrize("value", ["true", 1, [True]])

@@ -13,7 +13,7 @@ SGLang lay the weights out, for example:
 KV heads are replicated where tp exceeds them, the router of a mixture of experts is on every rank, and the
 vocabulary is padded to a multiple of 64. A layer with a bias adds it in its GEMM, whether or not anything else is
 fused; but o and down, whose partial results an all-reduce adds up, do so on rank 0 only, so there are two GEMMs of
-each. Fused, gate_up takes in the activation of the MLP, its weight being gate and up one after the other, and o and
+each. In fp8 servers add it afterwards, and only where something is fused do GEMMs. Fused, gate_up takes in the activation of the MLP, its weight being gate and up one after the other, and o and
 down the residual, where nothing lies between: no all-reduce and no norm. Experts are operations, and always have their
 activation: `aot.problem.models.experts`.
 
@@ -284,6 +284,10 @@ class _Layers:
         scalings = self.scaling, self.experts.scaling if self.experts else "none"
         return next((scaling for scaling in scalings if SCALINGS[scaling].of_b), self.word)
 
+    def adds_bias(self, layer: Linear) -> bool:
+        """Whether the GEMM of a layer adds its bias."""
+        return layer.bias and (layer.plain or self.word != "e4m3" or self.fused != Epilogue())
+
     def signature(self, layer: Linear, tp: int, bias: bool, residual: bool = False) -> Signature:
         """A layer on one of `tp` ranks."""
         gate = self.fused.activation if layer.gated else "none"
@@ -297,8 +301,9 @@ class _Layers:
         """A layer by name: two, where only rank 0 adds the bias."""
         alone = tp == 1 or not layer.row_parallel
         residual = layer.residual and self.fused.residual and tp == 1
-        yield layer.name, self.signature(layer, tp, layer.bias and alone, residual)
-        if layer.bias and not alone:
+        bias = self.adds_bias(layer)
+        yield layer.name, self.signature(layer, tp, bias and alone, residual)
+        if bias and not alone:
             yield f"{layer.name}_rank0", self.signature(layer, tp, True)
 
 
@@ -413,7 +418,7 @@ def _gemms(found: Model, tp: int, layers: _Layers) -> Iterator[tuple[Linear, str
 def _left_out(found: Model, tp: int, layers: _Layers) -> list[Linear]:
     """The layers that may go, and that no manifest may hold."""
     may_go = [layer for layer in found.linears if layer.may_go]
-    return [layer for layer in may_go if signature_problem(layers.signature(layer, tp, layer.bias))]
+    return [layer for layer in may_go if signature_problem(layers.signature(layer, tp, layers.adds_bias(layer)))]
 
 
 def _all_ways(found: Model, gemms: tuple[Gemm, ...]) -> tuple[Gemm, ...]:
