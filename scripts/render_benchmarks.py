@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from statistics import geometric_mean, median
 from typing import Any
 
+import bounds
 import reduce_results
 import summarise_random
 from random_cases import REGIMES
@@ -101,6 +102,8 @@ MODELS = {
     "models_qwen3_h200": "Qwen3-8B, bf16",
 }
 EXPERTS = {"moe_h200": "bf16", "moe_fp8_h200": "e4m3"}
+EXPERT_TOKENS = 1, 32, 2048  # of the table of launches
+_WHOLE_US = 10.0  # from which times have no fraction
 FORMATS = {"mxfp4": "MXFP4", "int4": "int4", "int4_zero": "int4 with zero points"}
 START = (  # file, process, part of it, how many it is divided by, what the row says
     ("startup_h200", "torch, the archive's GEMM", "import", "", "import runtime"),
@@ -312,6 +315,22 @@ def experts() -> list[str]:
     return [*table(header, rows), "", *said, *source(*EXPERTS, "moe_h100")]
 
 
+def expert_launches() -> list[str]:
+    """The launches of a block of experts: a row for each model, a column for some numbers of tokens."""
+    rows = []
+    for name, types in EXPERTS.items():
+        cells: dict[str, dict[int, str]] = {}
+        for r in load(name)["results"]:
+            us = r["us"]
+            parts = [us["permute"], us.get("fused", us["gate_up"]), us["down"], us["combine"]]
+            if r["error"]:  # else no expert was here
+                cells.setdefault(r["model"].removeprefix("FP8-"), {})[r["tokens"]] = ", ".join(
+                    f"{us:.1f}" if us < _WHOLE_US else f"{us:.0f}" for us in parts
+                )
+        rows += [[f"{model}, {types}", *(of.get(t, "") for t in EXPERT_TOKENS)] for model, of in cells.items()]
+    return [*table(["us of each launch", *(f"{t:,}" for t in EXPERT_TOKENS)], rows), *source(*EXPERTS)]
+
+
 def _mean_and_least(line: dict[str, Any]) -> str:
     return f"{line['geomean']:.2f} ({line['worst']:.2f})"
 
@@ -338,7 +357,9 @@ def grouped() -> list[str]:
         rows.append(
             [f"{GROUPED[kind]}, torch, on an H100", *(f"{_mean_and_least(line)}, {line['cases']}" for line in of)]
         )
-    return [*table(["their time over ours", *_ROWS], rows), *source("grouped_h200", "grouped_h100")]
+    floors = ", ".join(f"{GROUPED[kind]} {mean:.2f}" for kind, (mean, _) in bounds.grouped_over_cold_read().items())
+    said = f"Up to {bounds.FEW} tokens, over a cold read of the weights that they need: {floors}."
+    return [*table(["their time over ours", *_ROWS], rows), "", said, *source("grouped_h200", "grouped_h100")]
 
 
 def engines() -> list[str]:
@@ -359,6 +380,21 @@ def engines() -> list[str]:
         label += f", {len(which)} runs" if len(which) > 1 else ""
         rows.append([label, *cells, f"{ready[0]:.0f} s, {ready[1]:.0f} s"])
     return [*table(["stock over ours", *names], rows), *source("engines")]
+
+
+def decode_bounds() -> list[str]:
+    """What bounds decoding in engines, by the way of serving."""
+    header = ["us of a layer", "weights"]
+    for batch in bounds.BATCHES:
+        ends = batch in (bounds.BATCHES[0], bounds.BATCHES[-1])
+        header += [f"batch {batch}: stock, ours", *(["our GEMMs", "at most"] if ends else [])]
+    could, was = (", ".join(f"{x:.2f}" for x in of) for of in bounds.qwen_decoding())
+    faster, batches = bounds.DENSE_OVER_FLOOR, ", ".join(bounds.BATCHES)
+    said = (
+        f"Qwen3-30B-A3B in bf16, with experts at their floor, other weights read {faster} times as fast and all else as "
+        f"stock's: at most {could} at batch {batches}; with earlier kernels it was {was}."
+    )
+    return [*table(header, bounds.decoding()), "", said, *source("engines", "moe_h200", "vllm_qwen3_h200")]
 
 
 def _speeds(run: dict[str, Any]) -> list[tuple[list[float], list[float]]]:
@@ -458,7 +494,9 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "grouped-weights": grouped_weights,
     "engines": engines,
     "traffic": traffic,
+    "decode-bounds": decode_bounds,
     "experts": experts,
+    "expert-launches": expert_launches,
     "grouped": grouped,
     "models": models,
     "host": host,

@@ -1,0 +1,154 @@
+"""What bounds the speed-ups of engines and of experts, computed from result files: tables of `render_benchmarks.py`.
+
+A bound is the time of what stays as it is, and of products that read their weights at the rate of an H200's memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from statistics import geometric_mean, median
+from typing import Any, NamedTuple
+
+from report import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+BYTES_PER_US, FLOPS_PER_US = 4.3e6, {16: 720e6, 8: 1400e6}  # what kernels were seen to reach on an H200
+BATCHES = "1", "16", "64"
+
+# --- a decode step of Llama-3.1-8B ---
+
+LAYERS, LAYER_WEIGHTS, HEAD_BYTES = 32, (6144 + 4096 + 28672) * 4096 + 4096 * 14336, 128_256 * 4096 * 2
+
+
+class Served(NamedTuple):
+    """Runs of engines.json, bytes of a weight, and the microseconds of a layer's four GEMMs at batch 1 and 64 by the
+    archives that they ran with, which the tree does not have."""
+
+    runs: tuple[int, ...]
+    weight_bytes: int
+    gemms_us: tuple[float, float]
+
+
+DECODED = {
+    "bf16": Served((4, 6, 9, 11), 2, (108, 113)),
+    "fp8 by channel and token": Served((5, 7), 1, (59, 66)),
+    "fp8 by blocks": Served((8, 10), 1, (63, 75)),
+    "fp8 by blocks, stock with DeepGEMM": Served((12,), 1, (63, 75)),
+}
+
+
+def load(name: str) -> Any:
+    """A result file."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def layer_us(runs: Sequence[Any], who: str, batch: str) -> float:
+    """Microseconds of a layer in a decode step, less the head's: the median of the runs."""
+    steps = [int(batch) * 1e6 / run[who]["decode"][batch]["tokens_per_s"] for run in runs]
+    return (median(steps) - HEAD_BYTES / BYTES_PER_US) / LAYERS
+
+
+def decoding() -> list[list[str]]:
+    """For each way to serve: microseconds of a layer that weights need, those of stock and ours at each batch, and at
+    the first and the last batch our GEMMs and by how much ours could at most be faster than stock."""
+    engines, rows = load("engines")["runs"], []
+    head = HEAD_BYTES / BYTES_PER_US / LAYERS
+    for label, of in DECODED.items():
+        runs, floor = [engines[i] for i in of.runs], LAYER_WEIGHTS * of.weight_bytes / BYTES_PER_US
+        cells = [label, f"{floor:.0f}"]
+        for batch in BATCHES:
+            stock, ours = (layer_us(runs, who, batch) for who in ("stock", "served"))
+            cells.append(f"{stock:.0f}, {ours:.0f}")
+            if batch in (BATCHES[0], BATCHES[-1]):
+                gemms = of.gemms_us[batch == BATCHES[-1]]
+                cells += [f"{gemms:.0f}", f"{(stock + head) / (floor + ours - gemms + head):.2f}"]
+        rows.append(cells)
+    return rows
+
+
+# --- a decode step of Qwen3-30B-A3B, whose experts were timed alone ---
+
+QWEN_LAYERS, QWEN_DENSE_BYTES = 48, 2 * (48 * (5120 * 2048 + 2048 * 4096) + 151_936 * 2048)
+DENSE_OVER_FLOOR = 1.15  # of their floor, what stock's dense layers are taken to need, as cuBLAS does in Llama's
+
+
+def qwen_decoding() -> tuple[list[float], list[float]]:
+    """How many times as fast as stock a step of each batch could be with experts and dense layers at their floors, and
+    how many times as fast it was."""
+    run = load("vllm_qwen3_h200")
+    experts = [r for r in load("moe_h200")["results"] if r["model"] == "Qwen3-30B-A3B"]
+    could, was = [], []
+    for batch in BATCHES:
+        speed = {who: run[who]["decode"][batch]["tokens_per_s"] for who in ("stock", "served")}
+        step_us = int(batch) * 1e6 / speed["stock"]
+        theirs, floor = (
+            between(int(batch), [(r["tokens"], us) for r, us in zip(experts, of, strict=True)])
+            for of in ([r["us"]["vllm"] for r in experts], [r["floor_us"] for r in experts])
+        )
+        dense = QWEN_DENSE_BYTES / BYTES_PER_US * (DENSE_OVER_FLOOR - 1)
+        could.append(step_us / (step_us - QWEN_LAYERS * (theirs - floor) - dense))
+        was.append(speed["served"] / speed["stock"])
+    return could, was
+
+
+def between(x: float, points: Iterable[tuple[float, float]]) -> float:
+    """y at x, on a line in log x and log y through the points next to it, the first or the last two beyond these."""
+    found = sorted(points)
+    after = min(max(sum(at <= x for at, _ in found), 1), len(found) - 1)
+    (x0, y0), (x1, y1) = found[after - 1], found[after]
+    share = math.log(x / x0) / math.log(x1 / x0)
+    return math.exp(math.log(y0) * (1 - share) + math.log(y1) * share)
+
+
+# --- experts alone ---
+
+
+def over_floor(models: Sequence[str], tokens: Sequence[int], who: str) -> float:
+    """The time of a block of experts in bf16 over its floor, a geometric mean."""
+    found = [r for r in load("moe_h200")["results"] if r["error"]]  # else no expert was here
+    return geometric_mean(r["us"][who] / r["floor_us"] for r in found if r["model"] in models and r["tokens"] in tokens)
+
+
+class Grouped(NamedTuple):
+    """A grouped GEMM's experts: how many there are, and how many of them a token has."""
+
+    groups: int
+    top_k: int
+
+
+# By N x K; DeepSeek-V3's rank has 8 of 256 experts, so that its rows count as tokens.
+GROUPED = {
+    "n1536_k2048": Grouped(128, 8),
+    "n2048_k768": Grouped(128, 8),
+    "n5760_k2880": Grouped(128, 4),
+    "n2880_k2880": Grouped(128, 4),
+    "n8192_k6144": Grouped(8, 2),
+    "n6144_k4096": Grouped(8, 2),
+    "n4096_k7168": Grouped(8, 1),
+    "n7168_k2048": Grouped(8, 1),
+}
+FEW = 128  # tokens, or rows of DeepSeek's rank that 1,024 tokens come to
+
+
+def grouped_over_cold_read() -> dict[str, tuple[float, int]]:
+    """By kind the time of grouped GEMMs of few tokens over a cold read of the weights of experts that tokens are
+    expected to choose, or their operations where these take longer: the geometric mean, and of how many cases."""
+    (study,) = (s for s in load("studies_h200")["studies"] if s["study"] == "a cold read")
+    curve = [(float(mib), us) for mib, us in study["answer"].items()]
+    found: dict[str, list[float]] = {}
+    for result in load("grouped_h200")["results"]:
+        if "masked" in result["kind"]:
+            continue
+        (size, of), *_ = ((size, of) for size, of in GROUPED.items() if f"_{size}_" in f"{result['signature']}_")
+        n, k = (int(word[1:]) for word in size.split("_"))
+        bits = 8 if "e4m3" in result["kind"] else 16
+        for rows, us, *_ in result["cases"]:
+            tokens = rows / of.top_k
+            if tokens > (FEW if of.top_k > 1 else 8 * FEW):
+                continue
+            active = of.groups * (1 - (1 - of.top_k / of.groups) ** tokens)
+            read = between(active * n * k * bits / 8 / 2**20, curve)
+            found.setdefault(result["kind"], []).append(us / max(read, 2 * rows * n * k / FLOPS_PER_US[bits]))
+    return {kind: (geometric_mean(of), len(of)) for kind, of in found.items()}

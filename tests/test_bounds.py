@@ -1,0 +1,78 @@
+"""What bounds engines and experts, as scripts/bounds.py computes it, and what pages say of that."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import bounds  # noqa: E402
+
+MODELS = "Qwen3-30B-A3B", "GPT-OSS-120B", "Mixtral-8x22B-TP4"
+
+
+def page(name: str) -> str:
+    return " ".join((ROOT / "docs" / f"{name}.md").read_text().split())
+
+
+def test_what_is_not_in_a_table_is_on_the_line_through_its_neighbours() -> None:
+    points = [(8, 40.0), (1, 5.0), (64, 20.0)]
+    assert bounds.between(8, points) == pytest.approx(40)
+    assert bounds.between(8**0.5, points) == pytest.approx((5 * 40) ** 0.5)
+    assert bounds.between(512, points) == pytest.approx(10), "as between the last two"
+    assert bounds.between(1 / 8, points) == pytest.approx(5 / 8), "as between the first two"
+
+
+def test_a_step_is_bounded_by_weights_and_by_what_is_no_gemm() -> None:
+    bf16, *_, deep_gemm = bounds.decoding()
+    weights, gemms, head = 101.4, 108, 7.64
+    stock, ours = map(float, bf16[2].split(", "))
+    assert float(bf16[4]) == pytest.approx((stock + head) / (weights + ours - gemms + head), abs=0.01)
+    stock, ours = map(float, deep_gemm[6].split(", "))
+    assert f"its GEMMs take {ours - stock:.0f} us of a layer less than ours" in page("vllm")
+
+
+def test_no_engine_is_beyond_its_bound() -> None:
+    could, was = bounds.qwen_decoding()
+    assert all(measured < most + 0.005 for measured, most in zip(was, could, strict=True))
+
+
+def test_the_page_says_what_a_prefill_needs() -> None:
+    weights = bounds.LAYERS * bounds.LAYER_WEIGHTS
+    ms = 2 * 2048 * weights / bounds.FLOPS_PER_US[16] / 1e3
+    assert f"GEMMs need {ms * 720 / 700:.0f} at the 700 TFLOP/s" in page("vllm")
+    runs = [bounds.load("engines")["runs"][i] for i in bounds.DECODED["bf16"].runs]
+    whole = [run["stock"]["prefill"]["2048"]["s"] * 1e3 for run in runs]
+    assert f"Of the {sorted(whole)[1]:.0f} ms of 2048 tokens" in page("vllm")
+
+
+def test_the_page_says_what_residuals_gave() -> None:
+    (study,) = (s for s in bounds.load("studies_h200")["studies"] if s["study"] == "residuals in a decode step")
+    gains = {batch: 1 - with_[1] / with_[0] for batch, with_ in study["answer"].items() if batch != "spread"}
+    least, most = (f"{-x:.1%}".removesuffix("%") for x in sorted(gains.values())[:3:2][::-1])
+    assert f"saved {gains['1']:.1%} of a step at batch 1 and cost {least} to {most}% at 16 to 64" in page("vllm")
+
+
+def test_the_page_says_how_far_experts_are_from_their_floor() -> None:
+    every = bounds.over_floor(MODELS, (1, 8, 32, 128, 2048), "vllm")
+    one, some = (bounds.over_floor(MODELS, (tokens,), "vllm") for tokens in (1, 32))
+    said = f"{every:.2f} times the floor (Qwen3, GPT-OSS and Mixtral, up to 128 tokens and at 2,048; {one:.2f} at one"
+    assert f"{said} token, {some:.2f} at 32)" in page("moe")
+    results = {(r["model"], r["tokens"]): r["us"] for r in bounds.load("moe_h200")["results"]}
+    downs = {"GPT-OSS-120B": 4 * 2880 * 2880, "Mixtral-8x22B-TP4": 2 * 6144 * 4096}
+    times = (results[model, 1]["down"] * bounds.BYTES_PER_US / (2 * weights) for model, weights in downs.items())
+    assert "down is at {:.1f} and {:.1f} times its floor".format(*times) in page("moe")
+    qwen = results["Qwen3-30B-A3B", 2048]
+    assert (qwen["permute"] + qwen["combine"]) / qwen["ours"] == pytest.approx(1 / 8, abs=0.01), "an eighth"
+
+
+def test_grouped_gemms_of_few_tokens_read_weights_at_the_rate_of_memory() -> None:
+    found = bounds.grouped_over_cold_read()
+    assert found["bf16"][0] < 1.25
+    assert found["bf16"][1] == 37
+    assert json.dumps(found)  # of numbers alone
