@@ -391,7 +391,7 @@ def decode_bounds() -> list[str]:
     could, was = (", ".join(f"{x:.2f}" for x in of) for of in bounds.qwen_decoding())
     faster, batches = bounds.DENSE_OVER_FLOOR, ", ".join(bounds.BATCHES)
     said = (
-        f"Qwen3-30B-A3B in bf16, with experts at their floor, other weights read {faster} times as fast and all else as "
+        f"Qwen3-30B-A3B in bf16, its experts at their floor, other weights read {faster} times as fast, all else as "
         f"stock's: at most {could} at batch {batches}; with earlier kernels it was {was}."
     )
     return [*table(header, bounds.decoding()), "", said, *source("engines", "moe_h200", "vllm_qwen3_h200")]
