@@ -37,7 +37,8 @@ TARGET = "sm_90a"
 class Tested:
     """An archive that tests run with: the arguments of `aot build` (none: the archive in the package), or of another
     `builder` that is a module; of `aot tune` where tests want a tuned one, the files of tests that it serves (none: all
-    that have GPU tests), and arguments of scripts/launch_all.py under compute-sanitizer, one list a run."""
+    that have GPU tests), arguments of scripts/launch_all.py under compute-sanitizer, one list a run, and words of the
+    names of tests that give kernels hostile values, which run under its memcheck too."""
 
     name: str
     build: tuple[str, ...] = ()
@@ -45,6 +46,7 @@ class Tested:
     tests: tuple[str, ...] = ()
     memcheck: tuple[tuple[str, ...], ...] = ()
     racecheck: tuple[tuple[str, ...], ...] = ()
+    hostile: str = ""
     builder: tuple[str, ...] = ("aot", "build")
 
 
@@ -61,17 +63,20 @@ ARCHIVES = (
         *("grouped", ("tests/data/grouped.yaml", "--candidates", "4")),
         tests=("tests/grouped_gemm/test_gpu.py",),
         memcheck=((),),
+        hostile="no_ends or counts_that_are_none",
     ),
     Tested(
         *("gathered", ("tests/data/gathered.yaml", "--candidates", "4")),
         tests=("tests/grouped_gemm/test_gpu.py", "tests/grouped_gemm/test_gpu_gathered.py"),
         memcheck=((),),
+        hostile="no_ends or indices_outside",
         racecheck=(("--schedules",),),
     ),
     Tested(
         *("experts", ("tests/data/experts.yaml", "--candidates", "4")),
         tests=("tests/moe", "tests/test_gpu_operations.py"),
         memcheck=((),),
+        hostile="no_ids or no_experts or no_rows",
         racecheck=(("--schedules",),),
     ),
     Tested(
@@ -83,6 +88,7 @@ ARCHIVES = (
         *("experts_fp8", ("tests/data/experts_fp8.yaml", "--candidates", "4")),
         tests=("tests/moe", "tests/quantise", "tests/grouped_gemm/test_gpu.py"),
         memcheck=((),),
+        hostile="no_end or counts_that_are_none or no_ids",
         racecheck=(("--schedules",),),
     ),
     Tested(
@@ -214,13 +220,18 @@ def tested(t: Tested, folder: Path, files: Sequence[str]) -> dict[str, tuple[str
             return {f"aot tune of {t.name}": ("failed", f"exit status {status}")}
     chosen = [f for f in files if not t.tests or f.startswith(t.tests)]
     found = folder / f"{t.name}.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "--archive", str(archive)]
+    command = pytest_with(archive)
     functions = ["--functions", str(folder / "functions.aot")] if (folder / "functions.aot").exists() else []
     outcome = timed([*command, *functions, f"--junitxml={found}", *chosen])
     print(f"{t.name}: {outcome.last}", flush=True)
     if not found.exists():
         return {f"pytest with {t.name}": ("failed", outcome.last)}
     return dict(outcomes(found))
+
+
+def pytest_with(archive: Path) -> list[str]:
+    """The words that run tests with an archive."""
+    return [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "--archive", str(archive)]
 
 
 def path_of(t: Tested, folder: Path) -> Path:
@@ -252,6 +263,9 @@ def sanitize(pool: ThreadPoolExecutor, chosen: Sequence[Tested], folder: Path) -
             for words in runs:
                 script = [sys.executable, str(ROOT / "scripts" / "launch_all.py"), *words, str(path_of(t, folder))]
                 commands[f"{tool} {' '.join((*words, t.name))}"] = [*SANITIZER, tool, "--error-exitcode", "3", *script]
+        if t.hostile:
+            script = [*pytest_with(path_of(t, folder)), "-k", t.hostile, *t.tests]
+            commands[f"memcheck hostile {t.name}"] = [*SANITIZER, "memcheck", "--error-exitcode", "3", *script]
     logs = [folder / f"{words.replace(' ', '_')}.txt" for words in commands]
     ended = pool.map(timed, commands.values(), logs)
     return dict(zip(commands, ended, strict=True))

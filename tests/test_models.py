@@ -70,6 +70,22 @@ def test_ranks_have_what_the_models_own_plan_gives_them(name: str) -> None:
     assert of_plan or name in WITHOUT_PLAN
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_rank_of_expert_parallelism_has_its_share_of_experts_each_whole(name: str, tp: int) -> None:
+    whole = experts(manifest(cut(name)))
+    if not whole:
+        pytest.skip("it has no experts")
+    wanted = {item: (groups // 2, n, k) for item, (groups, n, k) in whole.items()}
+    assert experts(manifest(cut(name), tp, ep=2)) == wanted
+
+
+def experts(of: Manifest) -> dict[str, tuple[int, int, int]]:
+    """The groups, N and K of a manifest's grouped GEMMs, by name."""
+    found: dict[str, Any] = {use.name: use.signature for use in of.uses if use.signature.operation == "grouped_gemm"}
+    return {name: (s.groups, s.n, s.k) for name, s in found.items()}
+
+
 @pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_build_has_candidates_for_every_layer_of_a_published_model(name: str, tp: int) -> None:

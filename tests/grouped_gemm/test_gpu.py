@@ -154,16 +154,23 @@ def test_no_ends_make_a_kernel_write_outside_its_output(
             continue
         s = sized(form, 6, 256, 128)
         (o, *_) = Weights(s, m, 0, 0).operands(m)
-        whole = torch.full((m + 2 * POISON, s.columns), float("nan"), device="cuda").to(o.d.dtype)
-        inside = dataclasses.replace(o, d=whole[POISON:-POISON])
+        whole = {name: guarded(output) for name, output in o.outputs().items()}
+        inside = o.writing({name: of[POISON:-POISON] for name, of in whole.items()})
         hostile = [[30, 10, 50, 20, 70, 70], [-5, 3, 1 << 30, -(1 << 31), 60, (1 << 31) - 1], [500] * 6, [-1] * 6]
         for ends in hostile:
             inside.ends.copy_(torch.tensor(ends, dtype=torch.int32))
             for name in names:
                 launcher(library, name)(inside)
-                assert bool(torch.isnan(whole[:POISON].float()).all()), (name, ends)
-                assert bool(torch.isnan(whole[-POISON:].float()).all()), (name, ends)
+                for output, of in whole.items():
+                    for guard in (of[:POISON], of[-POISON:]):
+                        assert bool(torch.isnan(guard.float()).all()), (name, output, ends)
         torch.cuda.synchronize()
+
+
+def guarded(output: Any) -> Any:
+    """NaN, of an output's shape with `POISON` rows before and behind."""
+    shape = (output.shape[0] + 2 * POISON, *output.shape[1:])
+    return torch.full(shape, float("nan"), device=output.device).to(output.dtype)
 
 
 def test_rows_behind_the_last_group_stay_as_they_are(functions: dict[Signature, list[str]], library: Library) -> None:
