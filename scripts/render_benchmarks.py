@@ -85,6 +85,7 @@ GROUPED = {  # by the kinds of scripts/bench_grouped.py
     "e4m3 block": "e4m3, scales of blocks",
     "e4m3 block masked": "the same, masked rows",
 }
+GROUPED_ELSEWHERE = {"grouped_h200_before": "earlier kernels, other H200s", "grouped_h100": "on an H100"}
 PEERS = (  # file, kind, contender, what the row says
     ("peers_bf16", "bf16 ours", "quack", "bf16, quack"),
     ("peers_swiglu", "swiglu ours", "quack", "SwiGLU, quack"),
@@ -351,15 +352,15 @@ def grouped() -> list[str]:
         for place, other in ((2, "torch"), (3, "quack" if kind == "bf16" else "DeepGEMM")):
             cases = [(c[0], c[place] / c[1]) for r in results if r["kind"] == kind for c in r["cases"] if c[place]]
             rows += [[f"{label}, {other}", *_by_rows(cases)]] if cases else []
-    elsewhere = load("grouped_h100")["summary"]
-    for kind in dict.fromkeys(line["kind"] for line in elsewhere):
-        of = [line for line in elsewhere if line["kind"] == kind]
-        rows.append(
-            [f"{GROUPED[kind]}, torch, on an H100", *(f"{_mean_and_least(line)}, {line['cases']}" for line in of)]
-        )
+    for name, where in GROUPED_ELSEWHERE.items():
+        elsewhere = load(name)["summary"]
+        for kind, other in dict.fromkeys((line["kind"], line["over"]) for line in elsewhere):
+            of = [line for line in elsewhere if line["kind"] == kind]
+            cells = (f"{_mean_and_least(line)}, {line['cases']}" for line in of)
+            rows.append([f"{GROUPED[kind]}, {other}, {where}", *cells])
     floors = ", ".join(f"{GROUPED[kind]} {mean:.2f}" for kind, (mean, _) in bounds.grouped_over_cold_read().items())
     said = f"Up to {bounds.FEW} tokens, over a cold read of the weights that they need: {floors}."
-    return [*table(["their time over ours", *_ROWS], rows), "", said, *source("grouped_h200", "grouped_h100")]
+    return [*table(["their time over ours", *_ROWS], rows), "", said, *source("grouped_h200", *GROUPED_ELSEWHERE)]
 
 
 def engines() -> list[str]:
