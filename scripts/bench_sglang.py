@@ -6,13 +6,15 @@
 
 MODEL is a folder with a config.json. Weights are drawn as `scripts/bench_vllm.py` draws them, and what is measured is
 the same. The engine without the archive runs first, then the other, each with a scheduler in a process of its own. The
-exit status is 1 where an archive was to serve and no layer is served, or none of a model's experts.
+exit status is 1 where an archive was to serve and no layer is served, or none of a model's experts, or where a compiler
+was started for this project's kernels (compilations.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -20,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import compilations
 from bench_vllm import (
     ANSWER_PROMPTS,
     ANSWER_TOKENS,
@@ -54,7 +57,9 @@ def main() -> int:
             print(f"{name:40} {value}")
     about = {"model": options.model.name, **({"model_layers": options.layers} if options.layers else {})}
     write(options.out, _environment(), **about, **found)
-    return 1 if lacking else 0
+    counts = [each["compilations"] for name, each in found.items() if name != "compared"]
+    ours = any(count is not None and count[compilations.OURS] for count in counts)
+    return 1 if lacking or ours else 0
 
 
 def _options() -> argparse.ArgumentParser:
@@ -79,6 +84,8 @@ def _run(options: argparse.Namespace, archive: list[str]) -> dict[str, Any]:
         figures["decode"] = {str(batch): _decode(engine, batch, options) for batch in options.batches}
         figures["prefill"] = {str(tokens): _prefill(engine, tokens, options.repeats) for tokens in options.prompts}
         figures["answers"] = _answers(engine)
+        figures["compilations"] = compiled = _compiled(engine)
+        print(compilations.said(compiled), flush=True)
     finally:
         engine.shutdown()
     return figures
@@ -109,12 +116,20 @@ def _engine(options: argparse.Namespace, archive: list[str]) -> Any:
     )
 
 
+def _compiled(engine: Any) -> compilations.Counted | None:
+    """What was compiled in an engine's schedulers so far, each in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine.collective_rpc("write_compilations", folder=folder)
+        return compilations.together(json.loads(file.read_text()) for file in Path(folder).iterdir())
+
+
 # --- in a scheduler's process ---
 
 
 def scheduler_process(server_args: Any, *arguments: Any, **words: Any) -> None:
-    """SGLang's own, after the plugin was registered as the entry point of the installed distribution does it, where
-    there is an archive."""
+    """SGLang's own, watched for what it compiles, after the plugin was registered as the entry point of the installed
+    distribution does it, where there is an archive."""
+    compilations.watch()
     from sglang.srt.managers import scheduler
 
     if KEY in server_args.json_model_override_args:
@@ -122,6 +137,7 @@ def scheduler_process(server_args: Any, *arguments: Any, **words: Any) -> None:
 
         register()
     scheduler.Scheduler.draw_weights = draw_weights
+    scheduler.Scheduler.write_compilations = write_compilations
     scheduler.run_scheduler_process(server_args, *arguments, **words)
 
 
@@ -130,6 +146,11 @@ def draw_weights(scheduler: Any, out: str, zero: str | None) -> None:
     model = scheduler.tp_worker.model_runner.model
     draw(model, zero)
     Path(out).write_text(json.dumps(served_layers(model)))
+
+
+def write_compilations(scheduler: Any, folder: str) -> None:
+    """Write what a scheduler compiled to a file of its own in a folder."""
+    (Path(folder) / f"{os.getpid()}.json").write_text(json.dumps(compilations.counted()))
 
 
 def served_layers(model: Any) -> dict[str, int]:

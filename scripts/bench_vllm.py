@@ -12,8 +12,13 @@ say how its weights are quantised. With --beside-stock each model runs without a
 at once, so the GPU must hold them all, and measure in turn, repeat by repeat. Each has --kv-gb for its cache. Answers
 of the two are compared, or with --against those of one run with another's: log-probabilities of a given text, and
 greedy tokens up to the first that differs. Two runs of vLLM itself that differ in how GEMMs are computed say how much
-is to be expected. The exit status is 1 where an archive was to serve and no layer is served, or none of a model's
-experts, or not all engines were done after --timeout.
+is to be expected: for --most-difference take twice their mean difference of log-probabilities. What is compiled, from
+before an engine starts until all was measured, is counted by whose code asked for it (compilations.py). With
+--reload-minutes the archives are rewritten and loaded again under random requests, before answers are compared.
+
+The exit status is 1 where an archive was to serve and no layer is served, or none of a model's experts, where a
+compiler was started for this project's kernels, where answers differ by more than --most-difference, or where not all
+engines were done after --timeout.
 """
 
 from __future__ import annotations
@@ -29,10 +34,12 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import compilations
+import reloads
 import traffic
 import turns
 from report import ends, out_argument, write
@@ -47,6 +54,7 @@ _INT4_DEVIATION = 5.5  # of a code less 8, or less a zero point: between those o
 _PROJECTIONS = tuple(f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down"))
 BOTH = STOCK, SERVED = "stock", "served"
 ANSWER_PROMPTS, ANSWER_TOKENS, TEXT_TOKENS = 32, 64, 512
+MEAN_DIFFERENCE = "log-probabilities, mean difference"
 
 
 def main() -> int:
@@ -55,8 +63,21 @@ def main() -> int:
         return _beside_stock(options)
     if len(options.model) > 1:
         raise ArgumentError("several models are for --beside-stock; run this for each by itself")
+    if options.most_difference is not None and not options.against:
+        raise ArgumentError("--most-difference takes --against or --beside-stock, which say what answers differ from")
     (model,) = options.model
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # functions of this script are sent to workers
+    if options.reload_minutes and not options.archive:
+        raise ArgumentError("--reload-minutes takes --archive, which is what is loaded again")
+    with contextlib.ExitStack() as stack:
+        files = stack.enter_context(reloads.copied(options.archive)) if options.reload_minutes else None
+        options.archive = options.archive if files is None else files.paths
+        return _one_engine(options, model, files)
+
+
+def _one_engine(options: argparse.Namespace, model: Path, files: reloads.Files | None) -> int:
+    """The exit status of a run of one engine; `files` are its archives where they are to be loaded again."""
+    compilations.watch()
     with _folder(model, options.unquantised) as folder:
         began = time.perf_counter()
         is_packed = _is_packed(folder)
@@ -76,15 +97,18 @@ def main() -> int:
     }
     if options.layers:
         figures["model_layers"] = options.layers
-    figures |= _measured(engine, options)
+    figures |= _measured(engine, options, files)
+    figures["compilations"] = compiled = _compiled(engine)
+    print(compilations.said(compiled), flush=True)
     if options.against:
         _compare(figures, options.against.name, json.loads(options.against.read_text()))
     write(options.out, _environment(), **figures)
     lacking = not served["served"] or (served["experts"] and not served["experts_served"])
-    return 1 if options.archive and lacking else 0
+    ours = compiled is not None and compiled[compilations.OURS] > 0
+    return 1 if (options.archive and lacking) or ours or differs([figures], options.most_difference) else 0
 
 
-def _measured(engine: Any, options: argparse.Namespace) -> dict[str, Any]:
+def _measured(engine: Any, options: argparse.Namespace, files: reloads.Files | None) -> dict[str, Any]:
     """All that is measured of an engine, each repeat in a turn of its own."""
     mine = Turns(options.turns)
     rates: dict[str, list[float]] = {str(batch): [] for batch in options.batches}
@@ -108,15 +132,38 @@ def _measured(engine: Any, options: argparse.Namespace) -> dict[str, Any]:
         with mine.turn():
             figures["traffic"] = traffic.measured(engine.llm_engine, _sampling, options.traffic)
         print(f"traffic: {json.dumps(figures['traffic'])}", flush=True)
+    if files is not None:
+        with mine.turn():
+            figures["reloads"] = reloads.under_traffic(engine, files, _sampling, options.reload_minutes)
+        print(f"reloads: {json.dumps(figures['reloads'])}", flush=True)
     with mine.turn():
         figures["answers"] = _answers(engine)
     return figures
+
+
+def _compiled(engine: Any) -> compilations.Counted | None:
+    """What was compiled in all processes of an engine so far; None unless they were forked from this one, which is
+    watched, as its workers say."""
+    found = engine.apply_model(compilations.counted_by_worker)
+    return None if None in found else found[-1]  # all read the same
 
 
 def _compare(figures: dict[str, Any], name: str, against: dict[str, Any]) -> None:
     figures["compared"] = {"with": name, **compared(figures, against)}
     for what, value in figures["compared"].items():
         print(f"{what:40} {value}")
+
+
+def differs(runs: Iterable[dict[str, Any]], most: float | None) -> bool:
+    """Whether answers of any of these runs, each compared with another, differ from the other's by more than `most`, on
+    average of log-probabilities; says so in a line for each. None is no limit."""
+    found = False
+    for run in runs if most is not None else ():
+        mean = run["compared"][MEAN_DIFFERENCE]
+        if not mean <= most:  # also where it is no number
+            print(f"{run['model']}: {MEAN_DIFFERENCE} to {run['compared']['with']} is {mean}, not within {most}")
+            found = True
+    return found
 
 
 def _beside_stock(options: argparse.Namespace) -> int:
@@ -128,6 +175,7 @@ def _beside_stock(options: argparse.Namespace) -> int:
             pass
     of_served = [f"--archive={path}" for path in options.archive]
     of_served += [f"--zero={options.zero}"] if options.zero else []
+    of_served += [f"--reload-minutes={options.reload_minutes}"] if options.reload_minutes else []
     with tempfile.TemporaryDirectory() as folder:
         files = {(m, name): Path(folder) / f"{i}_{name}.json" for i, m in enumerate(options.model) for name in BOTH}
         commands = {}
@@ -140,11 +188,14 @@ def _beside_stock(options: argparse.Namespace) -> int:
     for what, status in statuses.items():
         if status:
             print(f"{what}: " + (f"exit status {status}" if status > 0 else f"ended by signal {-status}"))
+    different = False
     done = [model for model in options.model if all((model, name) in found for name in BOTH)]
     if done:
         environment = found[done[0], STOCK]["environment"]
-        write(options.out, environment, runs=[_of_both(*(found[m, name] for name in BOTH)) for m in done])
-    return 1 if any(statuses.values()) or len(done) < len(options.model) else 0
+        runs = [_of_both(*(found[m, name] for name in BOTH)) for m in done]
+        write(options.out, environment, runs=runs)
+        different = differs([{"model": run["model"], **run[SERVED]} for run in runs], options.most_difference)
+    return 1 if any(statuses.values()) or len(done) < len(options.model) or different else 0
 
 
 def _of_one_engine(options: argparse.Namespace) -> list[str]:
@@ -173,12 +224,16 @@ def _of_both(stock: dict[str, Any], served: dict[str, Any]) -> dict[str, Any]:
 def _options() -> argparse.ArgumentParser:
     parser = engine_options(__doc__, "vllm.LLM", models="+")
     parser.add_argument("--traffic", type=int, default=0, help="runs of requests of random lengths (traffic.py)")
+    minutes = "of random requests, with reloads of the archives between them"
+    parser.add_argument("--reload-minutes", type=float, default=0.0, metavar="M", help=minutes)
     parser.add_argument("--unquantised", action="store_true", help="leave quantization_config out of config.json")
     parser.add_argument("--beside-stock", action="store_true", help="run each model without the archives too")
     parser.add_argument("--kv-gb", type=float, default=4.0, help="of each engine of --beside-stock")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for all engines of --beside-stock")
     parser.add_argument(FLAG, help=argparse.SUPPRESS)
     parser.add_argument("--zero", help="set this weight to 0 beside the archives, to see that answers differ")
+    most = "status 1 where log-probabilities differ from the other run's by more, on average"
+    parser.add_argument("--most-difference", type=float, metavar="X", help=most)
     parser.add_argument("--against", type=Path, help="the result file of another run to compare with")
     out_argument(parser)
     return parser
@@ -419,7 +474,7 @@ def compared(figures: dict[str, Any], against: dict[str, Any]) -> dict[str, floa
     mine, theirs = figures["answers"], against["answers"]
     pairs = [zip(a, b, strict=True) for a, b in zip(mine["text_logprobs"], theirs["text_logprobs"], strict=True)]
     differences = [abs(a - b) for pair in pairs for a, b in pair]
-    found["log-probabilities, mean difference"] = statistics.fmean(differences)
+    found[MEAN_DIFFERENCE] = statistics.fmean(differences)
     found["log-probabilities, largest difference"] = max(differences)
     alike = [_alike(a, b) for a, b in zip(mine["tokens"], theirs["tokens"], strict=True)]
     found["greedy tokens before the first other"] = statistics.fmean(alike)

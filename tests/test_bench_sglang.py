@@ -21,6 +21,7 @@ from .command_line import ROOT
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import bench_sglang
+import compilations
 import report
 
 
@@ -139,3 +140,55 @@ def test_a_folder_without_a_config_is_refused(run: Any, tmp_path: Path, capsys: 
     (tmp_path / "config.json").unlink()
     assert run()[0] == 2
     assert "has no config.json" in capsys.readouterr().err
+
+
+# --- what schedulers compile ---
+
+
+def compile_with(monkeypatch: pytest.MonkeyPatch, counted: Any) -> None:
+    monkeypatch.setattr(compilations, "counted", lambda: counted)
+
+
+@pytest.mark.parametrize("ours", [0, 1])
+def test_a_compiler_that_our_kernels_start_is_status_1(run: Any, monkeypatch: pytest.MonkeyPatch, ours: int) -> None:
+    by = {"ours": {"gcc": 1}} if ours else {"triton": {"ptxas": 2}}
+    compile_with(monkeypatch, {"ours": ours, "by": by})
+    status, found = run("--archive", "a.aot")
+    assert status == ours
+    assert found["stock"]["compilations"] == found["served"]["compilations"] == {"ours": ours, "by": by}
+
+
+def test_a_scheduler_that_nobody_watched_leaves_no_count(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compile_with(monkeypatch, None)
+    status, found = run()
+    assert (status, found["stock"]["compilations"]) == (0, None)
+    assert "compilations: not counted" in capsys.readouterr().out
+
+
+def test_all_schedulers_of_an_engine_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a process of its own, with a file of its own."""
+
+    def call_two(method: str, folder: str) -> None:
+        for process in (7, 8):
+            monkeypatch.setattr(bench_sglang.os, "getpid", lambda process=process: process)
+            getattr(bench_sglang, method)(None, folder)
+
+    compile_with(monkeypatch, {"ours": 1, "by": {"ours": {"gcc": 1}}})
+    assert bench_sglang._compiled(SimpleNamespace(collective_rpc=call_two)) == {"ours": 2, "by": {"ours": {"gcc": 2}}}
+
+
+def test_a_scheduler_is_watched_before_it_imports_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    class Managers(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            order.append(name)
+            return SimpleNamespace(Scheduler=SimpleNamespace(), run_scheduler_process=lambda *_: order.append("run"))
+
+    for name in ("sglang", "sglang.srt", "sglang.srt.managers"):
+        monkeypatch.setitem(sys.modules, name, Managers(name))
+    monkeypatch.setattr(compilations, "watch", lambda: order.append("watch"))
+    bench_sglang.scheduler_process(SimpleNamespace(json_model_override_args="{}"))
+    assert (order[0], "scheduler" in order, order[-1]) == ("watch", True, "run")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +18,15 @@ from torch import nn
 
 from runtime import ArgumentError
 
+from . import universal_archives
 from .command_line import ROOT
 from .vllm_mxfp4_stand_in import NAMES, numbers, numbers_of_int4
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import bench_vllm
+import compilations
+import reloads
 import report
 import turns
 
@@ -134,7 +138,7 @@ def test_layers_of_gptq_are_named_where_the_config_names_none(tmp_path: Path) ->
 
 
 def run_both(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, statuses: tuple[int, ...]
+    monkeypatch: pytest.MonkeyPatch, folder: Path, statuses: tuple[int, ...], *more: str
 ) -> tuple[int, dict[str, list[str]], dict[str, Any]]:
     """The status, the commands of the engines, which end with these statuses, and what was written of them."""
     started: dict[str, list[str]] = {}
@@ -159,7 +163,7 @@ def run_both(
         (Path(model) / "config.json").write_text("{}")
     out = folder / "both.json"
     words = [*models, *BOTH, "--timeout", "70", "--engine", '{"kv_cache_memory_bytes": 5}', "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", ["bench_vllm.py", *words])
+    monkeypatch.setattr(sys, "argv", ["bench_vllm.py", *words, *more])
     return report.ends(bench_vllm.main), started, json.loads(out.read_text()) if out.exists() else {}
 
 
@@ -206,3 +210,217 @@ def test_two_runs_without_an_archive_are_refused(
     monkeypatch.setattr(sys, "argv", ["bench_vllm.py", "model", "--beside-stock"])
     assert report.ends(bench_vllm.main) == 2
     assert "--beside-stock takes --archive" in capsys.readouterr().err
+
+
+# --- one engine, in this process, that computes ---
+
+VOCAB, WIDTH, LAYERS = 512, 64, 3
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def in_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x @ weight.T
+
+
+def in_bf16(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return (x.bfloat16().float() @ weight.bfloat16().float().T).bfloat16().float()
+
+
+def in_bf16_by_halves(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """In another order: K in two parts, of which each is rounded."""
+    half = WIDTH // 2
+    return (in_bf16(x[:, :half], weight[:, :half]) + in_bf16(x[:, half:], weight[:, half:])).bfloat16().float()
+
+
+class Layer(nn.Module):
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(n, WIDTH), requires_grad=False)
+        self.quant_method, self._cute_aot_plain = SimpleNamespace(), 1
+
+
+class Engine:
+    """An engine whose next token depends on the last one alone."""
+
+    def __init__(self, product: Product) -> None:
+        self.product = product
+        layers = [nn.ModuleDict({"up": Layer(WIDTH), "down": Layer(WIDTH)}) for _ in range(LAYERS)]
+        embedding = nn.Embedding(VOCAB, WIDTH)
+        embedding.weight.requires_grad_(False)
+        self.model = nn.ModuleDict({"embed": embedding, "layers": nn.ModuleList(layers), "head": Layer(VOCAB)})
+
+    def apply_model(self, function: Any) -> list[Any]:
+        return [function(self.model)]
+
+    def _logprobs(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.model["embed"](tokens % VOCAB)
+        for layer in self.model["layers"]:
+            x = x + self.product(nn.functional.silu(self.product(x, layer["up"].weight)), layer["down"].weight)
+        x = x / x.square().mean(-1, keepdim=True).sqrt()
+        return self.product(x, self.model["head"].weight).log_softmax(-1)
+
+    def generate(self, prompts: list[dict[str, list[int]]], sampling: Any, use_tqdm: bool) -> list[Any]:
+        given = [torch.tensor(prompt["prompt_token_ids"]) for prompt in prompts]
+        said = [torch.stack([tokens[-1] for tokens in given])]
+        for _ in range(sampling.max_tokens):
+            said.append(self._logprobs(said[-1]).argmax(-1))
+        answers = torch.stack(said[1:], 1).tolist()
+        return [self._output(tokens, answer, sampling) for tokens, answer in zip(given, answers, strict=True)]
+
+    def _output(self, tokens: torch.Tensor, answer: list[int], sampling: Any) -> Any:
+        found = SimpleNamespace(prompt_token_ids=tokens.tolist(), outputs=[SimpleNamespace(token_ids=answer)])
+        if hasattr(sampling, "prompt_logprobs"):
+            of_next = self._logprobs(tokens[:-1]).gather(-1, tokens[1:, None] % VOCAB).flatten().tolist()
+            steps = [{int(t): SimpleNamespace(logprob=x)} for t, x in zip(tokens[1:], of_next, strict=True)]
+            found.prompt_logprobs = [None, *steps]
+        return found
+
+
+class Runs:
+    """Runs the script in `folder` with an engine of this process, and reads what it writes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._monkeypatch, self.folder = monkeypatch, folder
+        self.compiled: compilations.Counted | None = {"ours": 0, "by": {"vllm": {"ptxas": 12}}}
+        (folder / "config.json").write_text("{}")
+        for name, function in (("watch", lambda: None), ("counted", lambda: self.compiled)):
+            monkeypatch.setattr(compilations, name, function)
+        monkeypatch.setattr(bench_vllm, "_environment", dict)
+        monkeypatch.setattr(bench_vllm, "_sampling", SimpleNamespace)
+        monkeypatch.setattr(report, "commit", lambda: "unknown")
+
+    def __call__(self, product: Product, name: str, *words: str) -> tuple[int, dict[str, Any]]:
+        out = self.folder / name
+        small = ["--batches", "1", "--prompts", "8", "--tokens", "4", "--repeats", "1"]
+        self._monkeypatch.setattr(bench_vllm, "_engine", lambda *_: Engine(product))
+        self._monkeypatch.setattr(sys, "argv", ["bench_vllm.py", str(self.folder), *small, *words, "--out", str(out)])
+        return report.ends(bench_vllm.main), json.loads(out.read_text()) if out.exists() else {}
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runs:
+    return Runs(monkeypatch, tmp_path)
+
+
+def test_answers_may_differ_as_gemms_do_and_not_by_a_layer(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """Twice the difference of two ways that stock may compute GEMMs lets other rounding pass, and no lost layer."""
+    stock, usual = str(runs.folder / "stock.json"), bench_vllm.MEAN_DIFFERENCE
+    assert runs(in_bf16, "stock.json")[0] == 0
+    status, other = runs(in_bf16_by_halves, "other.json", "--against", stock)
+    assert status == 0
+    most = 2 * other["compared"][usual]
+    limited = "--against", stock, "--most-difference", str(most)
+    capsys.readouterr()
+    status, served = runs(in_float32, "served.json", "--archive", "a.aot", *limited)
+    assert 0 < served["compared"][usual] <= most
+    assert (status, "not within" in capsys.readouterr().out) == (0, False)
+    status, zeroed = runs(in_float32, "zeroed.json", "--archive", "a.aot", "--zero", "layers.1.down.weight", *limited)
+    assert status == 1
+    mean = zeroed["compared"][usual]
+    assert mean > 3 * most
+    assert f"{runs.folder.name}: {usual} to stock.json is {mean}, not within {most}\n" in capsys.readouterr().out
+    assert runs(in_float32, "again.json", "--zero", "layers.1.down.weight", "--against", stock)[0] == 0
+
+
+def test_answers_that_are_no_numbers_are_within_no_limit(runs: Runs) -> None:
+    runs(in_float32, "stock.json")
+    limited = "--against", str(runs.folder / "stock.json"), "--most-difference", "1000"
+    assert runs(lambda x, weight: in_float32(x, weight) * float("nan"), "broken.json", *limited)[0] == 1
+
+
+def test_a_limit_without_another_run_is_refused(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert runs(in_float32, "stock.json", "--most-difference", "0.1") == (2, {})
+    assert "--most-difference takes --against or --beside-stock" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("most", "status"), [("0.4", 1), ("0.5", 0)])
+def test_each_model_beside_stock_is_held_to_the_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], most: str, status: int
+) -> None:
+    found, commands, document = run_both(monkeypatch, tmp_path, (0, 0, 0, 0), "--most-difference", most)
+    assert found == status
+    assert not any("--most-difference" in word for command in commands.values() for word in command)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "not within" in line]
+    usual = bench_vllm.MEAN_DIFFERENCE
+    assert lines == [f"{name}: {usual} to stock is 0.5, not within {most}" for name in ("a", "b") if status]
+    assert len(document["runs"]) == 2
+
+
+# --- what an engine compiled ---
+
+
+@pytest.mark.parametrize(
+    ("compiled", "status", "says"),
+    [
+        (
+            {"ours": 0, "by": {"vllm": {"ptxas": 12}}},
+            0,
+            'compilations: 0 for this project\'s kernels; {"vllm": {"ptxas": 12}}',
+        ),
+        ({"ours": 1, "by": {"ours": {"gcc": 1}}}, 1, "compilations: 1 for this project's kernels"),
+        (None, 0, "compilations: not counted"),
+    ],
+)
+def test_a_compiler_that_our_kernels_start_is_status_1(
+    runs: Runs, capsys: pytest.CaptureFixture[str], compiled: Any, status: int, says: str
+) -> None:
+    runs.compiled = compiled
+    found, figures = runs(in_float32, "stock.json")
+    assert (found, figures["compilations"]) == (status, compiled)
+    assert says in capsys.readouterr().out
+
+
+def test_one_worker_that_nobody_watched_leaves_no_count() -> None:
+    counts: list[Any] = [{"ours": 0, "by": {}}, None]
+    assert bench_vllm._compiled(SimpleNamespace(apply_model=lambda function: counts)) is None
+    assert bench_vllm._compiled(SimpleNamespace(apply_model=lambda function: counts[:1])) == counts[0]
+
+
+def test_an_engine_is_watched_from_before_it_is_made_until_all_was_measured(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **words: Any) -> Any:
+            order.append(name)
+            return function(*arguments, **words)
+
+        return call
+
+    for module, name in ((compilations, "watch"), (bench_vllm, "_answers"), (compilations, "counted")):
+        monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
+    monkeypatch.setattr(Engine, "__init__", noted("Engine", Engine.__init__))
+    assert runs(in_float32, "stock.json")[0] == 0
+    assert order == ["watch", "Engine", "_answers", "counted"]
+
+
+# --- archives that are loaded again ---
+
+
+def test_archives_are_loaded_again_before_answers_are_given(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    universal_archives.write(runs.folder / "a.aot")
+    seen: list[Any] = []
+
+    def under_traffic(engine: Any, files: reloads.Files, sampling: Any, minutes: float) -> dict[str, Any]:
+        seen.append((files.paths, [Path(path).exists() for path in files.paths], minutes))
+        return {"reloads": 3}
+
+    monkeypatch.setattr(reloads, "under_traffic", under_traffic)
+    words = "--archive", str(runs.folder / "a.aot"), "--reload-minutes", "8"
+    status, figures = runs(in_float32, "served.json", *words)
+    assert (status, figures["reloads"]) == (0, {"reloads": 3})
+    ((paths, there, minutes),) = seen
+    assert (there, minutes) == ([True], 8)
+    assert paths != [str(runs.folder / "a.aot")]
+    assert "reloads" not in runs(in_float32, "alone.json", *words[:2])[1]
+
+
+def test_reloads_without_an_archive_are_refused(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert runs(in_float32, "stock.json", "--reload-minutes", "8") == (2, {})
+    assert "--reload-minutes takes --archive" in capsys.readouterr().err
+
+
+def test_only_the_engine_with_archives_loads_them_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _, commands, _ = run_both(monkeypatch, tmp_path, (0, 0, 0, 0), "--reload-minutes", "8")
+    assert [any("--reload-minutes=8" in word for word in command) for command in commands.values()] == [False, True] * 2

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -21,6 +23,7 @@ from torch import nn
 from torch._inductor.utils import run_and_get_code
 
 import runtime
+from runtime.container.archive import Archive
 from runtime.plugin.served import RequiredError
 from runtime.vllm import hooks
 from runtime.vllm.plugin import Plugin, install
@@ -28,8 +31,8 @@ from runtime.vllm.settings import settings_of
 
 from . import vllm_stand_in
 from .command_line import ROOT
-from .recording_driver import signature
-from .torch_stand_in import HIDDEN, INNER, VOCAB, OnCpu, device_is_gone, library, near, tensors
+from .recording_driver import RecordingDriver, entry, operands_record, signature, write_archive
+from .torch_stand_in import HIDDEN, INNER, ONE, VOCAB, OnCpu, device_is_gone, library, near, tensors
 from .vllm_stand_in import MINE, SERVED, Server, Start, stand_in
 
 start = vllm_stand_in.start  # a fixture
@@ -401,6 +404,58 @@ def test_a_library_that_fails_while_the_model_is_loaded_leaves_all_layers(
     server = start()
     device_is_gone(monkeypatch, what)
     assert "the device is gone" in left_to_vllm(server)
+
+
+@pytest.mark.parametrize("required", ["", "archive", "layers"])
+def test_an_archive_for_another_gpu_alone_is_one_line_or_no_start(start: Start, tmp_path: Path, required: str) -> None:
+    server = start()
+    signatures = [ONE, signature(VOCAB, HIDDEN)]
+    records = [operands_record(f"f{i}", of, target="sm_100a") for i, of in enumerate(signatures)]
+    entries = [entry(of, [(None, f"f{i}")], target="sm_100a") for i, of in enumerate(signatures)]
+    path = tmp_path / "other.aot"
+    driver = RecordingDriver(kernels=write_archive(path, records, entries))
+    server.lib = OnCpu(Archive.open(path), driver)
+    layers, config = (server.linear(HIDDEN, HIDDEN), server.head(VOCAB, HIDDEN)), {"archive": str(path)}
+    config |= {"required": required} if required else {}
+    refused = pytest.raises(RequiredError, match=f"'required' is '{required}', so vLLM does not start")
+    with refused if required else contextlib.nullcontext():
+        server.serve(*layers, config={"cute_aot": config})
+    (line,) = server.lines
+    assert "serves 0 of 1 linear layers and 0 of 1 heads; vLLM computes the rest: 2 x " in line
+    assert "has kernels for sm_100a; this GPU has compute capability 9.0; build the archive for it too" in line
+    (x,) = tensors((5, HIDDEN))
+    for layer in layers:
+        assert torch.equal(layer(x), nn.functional.linear(x, layer.weight))
+    assert server.lib.calls == []
+    server.lib.close()  # which a traceback keeps
+
+
+# --- no compiler is started ---
+
+
+def watched(folder: Path, *compiling: str) -> Any:
+    """What `tests.watched_server` prints; Inductor has to compile anew in it, in its own process as in vLLM."""
+    ways = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.watched_server", *compiling]
+    run = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **ways}, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_no_compiler_is_started_for_an_archive_at_start_and_under_load(tmp_path: Path) -> None:
+    """Of three layers at seven numbers of tokens, and once in a graph, around which torch compiles for itself."""
+    products, kernels, launches, compiled = watched(tmp_path)
+    assert (products, kernels, launches) == (22, 3, 21)
+    assert compiled["ours"] == 0
+    assert compiled["by"]["other"]["g++"] > 0  # Inductor's
+
+
+@pytest.mark.parametrize(("when", "least"), [("start", 1), ("load", 21)])
+def test_a_compiler_that_an_archive_started_would_be_seen(tmp_path: Path, when: str, least: int) -> None:
+    *_, compiled = watched(tmp_path, when)
+    assert compiled["ours"] == compiled["by"]["ours"]["gcc"] >= least
 
 
 # --- twice, and again ---

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from runtime.numbers.epilogue import CLAMPED_ALPHA, CLAMPED_LIMIT
+from runtime.plugin.metrics import FOLDER
 from runtime.vllm import hooks
 
 from .sources import FUNCTIONS, assigned, body_of, calls_of, class_of, folder_of, problem_of, write
@@ -125,6 +126,53 @@ def test_logits_come_by_what_is_counted(vllm: Path) -> None:
     (forward,) = (node for node in body if isinstance(node, FUNCTIONS) and node.name == "forward")
     (call,) = _calls_of_self(forward, hooks.LOGITS.method)
     assert ast.unparse(call) == "self._get_logits(hidden_states, lm_head, embedding_bias)"
+
+
+# --- memory, and metrics ---
+
+_CORE, _EXECUTORS, _INSTRUMENTATOR = "vllm.v1.engine.core", "vllm.v1.executor", "vllm.entrypoints.serve.instrumentator"
+
+
+def test_memory_is_measured_when_models_were_loaded_and_graphs_are_captured_after(vllm: Path) -> None:
+    """Workspaces that graphs share are allocated when a model is loaded: vLLM's count of memory has them."""
+    core = {node.name: calls_of(node) for node in class_of(vllm, _CORE, "EngineCore") if isinstance(node, FUNCTIONS)}
+    made = core["__init__"]
+    assert made.index("executor_class") < made.index("_initialize_kv_caches")
+    measuring = [name for name, calls in core.items() if "determine_available_memory" in calls]
+    assert measuring == ["_initialize_kv_caches"]
+    calls = core["_initialize_kv_caches"]
+    assert calls.index("determine_available_memory") < calls.index("initialize_from_config")
+    executor = f"{_EXECUTORS}.abstract", "Executor"
+    assert "_init_executor" in calls_of(_function(vllm, *executor, "__init__"))
+    for method, asked in (
+        ("determine_available_memory", "determine_available_memory"),
+        ("initialize_from_config", "compile_or_warm_up_model"),  # which captures graphs
+    ):
+        assert f"self.collective_rpc('{asked}')" in ast.unparse(_function(vllm, *executor, method))
+
+
+def test_executors_are_made_when_their_workers_have_loaded_the_model(vllm: Path) -> None:
+    alone = calls_of(_function(vllm, f"{_EXECUTORS}.uniproc_executor", "UniProcExecutor", "_init_executor"))
+    assert "load_model" in alone
+    module = f"{_EXECUTORS}.multiproc_executor"
+    assert "wait_for_ready" in calls_of(_function(vllm, module, "MultiprocExecutor", "_init_executor"))
+    assert "load_model" in calls_of(_function(vllm, module, "WorkerProc", "__init__"))
+    text = ast.unparse(_function(vllm, module, "WorkerProc", "worker_main"))
+    made, ready = (
+        text.index(part) for part in ("worker = WorkerProc(", "ready_writer.send({'status': WorkerProc.READY_STR")
+    )
+    assert made < ready
+
+
+def test_metrics_of_all_processes_are_served_where_a_folder_is_set(vllm: Path) -> None:
+    registry = _function(vllm, "vllm.v1.metrics.prometheus", "", "get_prometheus_registry")
+    (branch,) = (node for node in ast.walk(registry) if isinstance(node, ast.If))
+    assert f"os.getenv('{FOLDER}') is not None" == ast.unparse(branch.test)
+    assert "multiprocess.MultiProcessCollector(registry)\n" in "\n".join(map(ast.unparse, branch.body))
+    assert ast.unparse(branch.body[-1]) == "return registry"
+    served = ast.unparse(_function(vllm, f"{_INSTRUMENTATOR}.metrics", "", "attach_router"))
+    assert "registry = get_prometheus_registry()\n" in served
+    assert "Mount('/metrics', make_asgi_app(registry=registry))" in served
 
 
 # --- experts ---

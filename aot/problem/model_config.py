@@ -10,12 +10,12 @@ SGLang lay the weights out, for example:
     router   n = experts, k = hidden
     lm_head  n = vocabulary/tp, k = hidden
 
-KV heads are replicated where tp exceeds them, the router of a mixture of experts is on every rank, and the
-vocabulary is padded to a multiple of 64. A layer with a bias adds it in its GEMM, whether or not anything else is
-fused; but o and down, whose partial results an all-reduce adds up, do so on rank 0 only, so there are two GEMMs of
-each. In fp8 servers add it afterwards, and only where something is fused do GEMMs. Fused, gate_up takes in the activation of the MLP, its weight being gate and up one after the other, and o and
-down the residual, where nothing lies between: no all-reduce and no norm. Experts are operations, and always have their
-activation: `aot.problem.models.experts`.
+KV heads are replicated where tp exceeds them, the router of a mixture of experts is on every rank, and the vocabulary
+is padded to a multiple of 64. A layer with a bias adds it in its GEMM, whether or not anything else is fused; but o and
+down, whose partial results an all-reduce adds up, do so on rank 0 only, so there are two GEMMs of each. In fp8 servers
+add it afterwards, and only where something is fused do GEMMs. Fused, gate_up takes in the activation of the MLP, its
+weight being gate and up one after the other, and o and down the residual, where nothing lies between: no all-reduce and
+no norm. Experts are operations, and always have their activation: `aot.problem.models.experts`.
 
 Vision towers are other models and not covered.
 """
