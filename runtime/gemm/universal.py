@@ -79,6 +79,7 @@ class _Program:
     def costs(self) -> CostProgram:
         return CostProgram.from_json(self._obj, len(INPUTS), self._where)
 
+    @cached_property
     def source(self) -> CostSource:
         return CostSource.from_json(self._obj, self._where)
 
@@ -104,7 +105,7 @@ class UniversalForm:
             RecordError: its cost program is malformed.
         """
         *words, batched = self._words
-        return FormSource(words, batched, self.target, self.functions, self._program.source())
+        return FormSource(words, batched, self.target, self.functions, self._program.source)
 
     @cached_property
     def costs(self) -> CostProgram:
