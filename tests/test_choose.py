@@ -115,16 +115,31 @@ def test_rows_of_candidates_tell_what_was_asked_for_if_they_differ() -> None:
     assert session.tokens_of(entry((16, 1))) == [16]
 
 
-def test_where_a_baseline_wins_by_more_than_the_tolerance() -> None:
+def test_a_baseline_may_win_next_to_where_it_was_measured_to() -> None:
     ours = times(*((m, {"f": 10.0}) for m in group_ends(1024)))
-    serves = [(None, "f")]
-    assert where_faster({}, ours, serves, 0.01) == []  # type: ignore[arg-type]
-    assert where_faster({16: 9.95, 512: 9.95}, ours, serves, 0.01) == []  # type: ignore[arg-type]
-    assert where_faster({16: 9.0, 512: 9.0}, ours, serves, 0.01) == [(16, None)]  # type: ignore[arg-type]
-    ((first, last),) = where_faster({16: 12.0, 64: 8.0, 256: 12.0}, ours, serves, 0.01)  # type: ignore[arg-type]
-    assert 16 < first <= 40
-    assert last is not None
-    assert 100 < last < 256
+
+    def where(baseline: dict[int, float]) -> list[tuple[int, int | None]]:
+        return where_faster(baseline, ours, [(None, "f")], 0.01)
+
+    assert where({}) == []
+    assert where({16: 9.97, 512: 9.97}) == [], "by less than half of the tolerance"
+    assert where({16: 9.9, 512: 9.9}) == [(16, None)]
+    assert where({16: 12.0, 64: 8.0, 256: 12.0}) == [(17, 255)]
+    assert where({16: 8.0, 64: 12.0, 256: 12.0, 512: 9.0}) == [(16, 63), (257, None)]
+    assert where({16: 8.0, 64: 12.0, 65: 8.0}) == [(16, 63), (65, None)]
+    assert where({16: 8.0, 64: 12.0, 100: 8.0, 2048: 12.0}) == [(16, 63), (65, 2047)]
+
+
+@given(st.dictionaries(st.integers(1, 1024), st.sampled_from([9.0, 11.0]), min_size=1))
+def test_ranges_where_a_baseline_may_win_are_all_that_are_next_to_a_win(baseline: dict[int, float]) -> None:
+    ours = times(*((m, {"f": 10.0}) for m in group_ends(1024)))
+    found = where_faster(baseline, ours, [(None, "f")], 0.01)
+    for m in range(1, 1100):
+        below, above = max((x for x in baseline if x <= m), default=0), min((x for x in baseline if x >= m), default=0)
+        wanted = bool(below) and any(baseline[x] < 10 for x in (below, above) if x)
+        assert any(first <= m and (last is None or m <= last) for first, last in found) == wanted
+    assert found == sorted(found)
+    assert all(a[1] is not None and a[1] + 1 < b[0] for a, b in itertools.pairwise(found)), "disjoint, and apart"
 
 
 # --- points ---

@@ -204,3 +204,40 @@ def test_the_page_of_the_kernel_names_where_it_is_slowest() -> None:
         f"at M = 359 ({least['M = 65..511']:.2f}) and 256 x 7168 at M = 2284 ({least['M >= 512']:.2f}).",
     )
     assert [part for part in said if part not in text("sm90_persistent")] == []
+
+
+# --- `on_slower`, by cases of which each is tuned at its neighbours ---
+
+DRAWN = {
+    "H200s": [f"c503556:benchmarks/results/whole_drawn_on_h200_{i}.json" for i in (1, 2, 3)],
+    "H100s": [f"1d98a30a:benchmarks/results/whole_trees_h100_{i}.json" for i in (1, 2, 3, 4)],
+}
+ON_SLOWER = "on_slower"
+
+
+def beside_neighbours(sources: Sequence[str]) -> tuple[list[float], list[float]]:
+    """Over torch, of all cases: as `on_slower` was then, and with torch from M = 65 where it wins by over 0.5% at the
+    next case below or above, of the same layer and another run or M."""
+    by_layer: dict[str, list[tuple[int, float, float, float]]] = {}
+    for case in (case for source in sources for case in whole(source)):
+        us = {name: case["contenders"].get(name, {}).get("us") for name in (OURS, TORCH, ON_SLOWER)}
+        if all(us.values()):
+            by_layer.setdefault(case["signature"], []).append((case["m"], *(us[n] for n in (OURS, TORCH, ON_SLOWER))))
+    then, now = list[float](), list[float]()
+    for cases in map(sorted, by_layer.values()):
+        faster = [ours > 1.005 * torch for _, ours, torch, _ in cases]
+        for i, (m, ours, torch, served) in enumerate(cases):
+            then.append(torch / served)
+            by_torch = any(faster[max(0, i - 1) : i] + faster[i + 1 : i + 2])
+            now.append(torch / served if m < 65 else 1.0 if by_torch else torch / ours)
+    return then, now
+
+
+@pytest.mark.parametrize("gpus", DRAWN)
+def test_torch_where_it_wins_on_either_side_leaves_fewer_slow_cases(gpus: str) -> None:
+    then, now = beside_neighbours(DRAWN[gpus])
+    before, after = (sum(x < 0.97 for x in of) / len(of) for of in (then, now))
+    assert f"{after:.1%} instead of {before:.1%} of {len(now):,} cases on {gpus}" in choosing()
+    assert geomean(now) / geomean(then) > 0.998, "0.1% of the mean"
+    assert after < 0.02
+    assert geomean(now) > 1.09

@@ -183,32 +183,27 @@ def completed(
 def where_faster(
     baseline: Mapping[int, float], times: Times, found: Ranges, tolerance: float
 ) -> list[tuple[int, int | None]]:
-    """The ranges of M, as (smallest, largest) with no largest where they have no end, where a baseline wins by more
-    than `tolerance` over what serves; `baseline` has its measured microseconds by M, interpolated in log M.
+    """The ranges of M, as (smallest, largest) with no largest where they have no end, where a baseline may win over
+    what serves; `baseline` has its measured microseconds by M.
 
-    Below the first M that was measured nothing is known; what it is at the last holds for all larger M.
+    That is at each M where it was measured to win by more than half of `tolerance`, and between two M if it does at
+    either: the baseline is another library's, which changes kernels at M that nobody knows, and two kernels' steps of
+    tiles are at different M. Below the first M nothing is known; what it is at the last holds for all larger M.
     """
-    if not baseline:
-        return []
-    known = sorted((math.log(m), math.log(us)) for m, us in baseline.items())
-    first, last = min(baseline), max(baseline)
-    both = []
-    ms = [m for m in times.ms if first <= m <= last] or [times.ms[-1]]
+    ms = sorted(baseline)
     us_at = dict(zip(times.ms, times.us, strict=True))
-    for m in ms:
-        ours = us_at[m][serving(found, m)]
-        both.append({"ours": ours, "torch": math.exp(_between(known, math.log(m))) * (1 + tolerance)})
-    best = ranges(Times(ms, both), ("ours", "torch"), math.inf)
-    wins, below = list[tuple[int, int | None]](), first - 1
-    for m_max, who in best:
-        if who == "torch":
-            wins.append((below + 1, m_max))
-        below = m_max or 0
-    return wins
 
+    def wins_at(m: int) -> bool:
+        of_group = next((end for end in times.ms if end >= m), times.ms[-1])
+        return us_at[of_group][serving(found, m)] > baseline[m] * (1 + tolerance / 2)
 
-def _between(known: Sequence[tuple[float, float]], x: float) -> float:
-    for (a, u), (b, v) in itertools.pairwise(known):
-        if x <= b:
-            return u + (v - u) * (x - a) / (b - a)
-    return known[-1][1]
+    wins = [wins_at(m) for m in ms]
+    spans = [(m, m, is_faster) for m, is_faster in zip(ms, wins, strict=True)]
+    spans += [(ms[i] + 1, ms[i + 1] - 1, wins[i] or wins[i + 1]) for i in range(len(ms) - 1) if ms[i] + 1 < ms[i + 1]]
+    where = list[tuple[int, int | None]]()
+    for is_faster, of in itertools.groupby(sorted(spans), key=lambda span: span[2]):
+        run = list(of)
+        if is_faster:
+            last = run[-1][1]
+            where.append((run[0][0], None if last == ms[-1] else last))
+    return where
