@@ -28,6 +28,7 @@ import contextlib
 import functools
 import json
 import math
+import multiprocessing.util  # noqa: F401, first: at exit vLLM's finalizers must end engines before this waits for them
 import os
 import statistics
 import sys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -424,3 +425,20 @@ def test_reloads_without_an_archive_are_refused(runs: Runs, capsys: pytest.Captu
 def test_only_the_engine_with_archives_loads_them_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _, commands, _ = run_both(monkeypatch, tmp_path, (0, 0, 0, 0), "--reload-minutes", "8")
     assert [any("--reload-minutes=8" in word for word in command) for command in commands.values()] == [False, True] * 2
+
+
+_ENDS_ITS_CHILD = """
+import bench_vllm, multiprocessing, tempfile, time, weakref
+with tempfile.TemporaryDirectory():  # has a finalizer too, as copies of archives have
+    class Manager: pass
+    manager, child = Manager(), multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    weakref.finalize(manager, child.terminate)
+"""
+
+
+def test_an_engine_ends_with_the_script_where_archives_were_copied_before_it_began() -> None:
+    """vLLM ends its engines by finalizers, which the interpreter runs when it ends; before that it would wait for them
+    if those of temporary folders were the first that there were."""
+    words = [sys.executable, "-c", _ENDS_ITS_CHILD]
+    assert subprocess.run(words, cwd=ROOT / "scripts", timeout=40, check=False).returncode == 0
