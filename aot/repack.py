@@ -47,13 +47,12 @@ class NamedForm(NamedTuple):
 class Contents:
     """What the tables of an archive say, and its functions that are in none, by target.
 
-    `checked_on` has by target the GPUs on which functions of forms were found right. `tunings` and `environments` are
-    rows of the tables "history" and "tuning", `unknown` tables that this version does not know, by name.
+    `tunings` and `environments` are rows of the tables "history" and "tuning", `unknown` tables that this version does
+    not know, by name.
     """
 
     rows: Sequence[tables.Row]
     forms: Sequence[NamedForm]
-    checked_on: Mapping[str, Sequence[str]]
     others: Mapping[str, str]
     build: Build
     environments: Sequence[dict[str, Any]]
@@ -82,7 +81,6 @@ def contents(archive: Archive) -> Contents:
     found = Contents(
         rows,
         of_forms,
-        {} if universal is None else universal.checked_on,
         {},
         build_table.read(archive),
         tuning_table.read(archive),
@@ -114,18 +112,21 @@ def pruned(path: str, of: Contents, wanted: Filter) -> Contents:
     targets = {row.target for row in rows} | {form.source.target for form in kept_forms} | set(others.values())
     served = {(row.signature.key(), row.target) for row in rows}
     served |= {(form.name, form.source.target) for form in kept_forms}
-    of_forms = {form.source.target for form in kept_forms}
     kept = Contents(
         rows,
         kept_forms,
-        {target: gpus for target, gpus in of.checked_on.items() if target in of_forms},
         others,
         _pruned_build(of.build, {key for key, _ in served}, wanted, targets),
         of.environments,
-        [t for t in of.tunings if any((word, t["target"]) in served for word in _words(t["signature"]))],
+        [t for t in of.tunings if not served.isdisjoint(_served(t))],
         {},
     )
     return replace(kept, environments=_without(of.environments, kept.functions()))
+
+
+def _served(tuning: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What may serve by a tuning: an entry or a form, by name and target."""
+    return [(word, tuning["target"]) for word in _words(tuning["signature"])]
 
 
 def _words(key: str) -> list[str]:
@@ -160,20 +161,22 @@ def _without(environments: Iterable[dict[str, Any]], functions: set[str]) -> lis
 
 def merged(one: Contents, other: Contents) -> Contents:
     """What both hold. Of an entry for the same signature, target and kind of GPU, and of a form, that of the `other`
-    stands; the build table has the tools of the `other`, the models of both, and nothing that `aot build` was asked."""
+    stands, without what the one's was tuned by; the build table has the tools of the `other`, the models of both, and
+    nothing that `aot build` was asked."""
     taken = {_key(row) for row in other.rows}
     rows = [*(row for row in one.rows if _key(row) not in taken), *other.rows]
     new = {form.key for form in other.forms}
     both = [*(form for form in one.forms if form.key not in new), *other.forms]
     served = {(row.signature.key(), row.target) for row in rows}
+    gone = {(form.name, form.source.target) for form in one.forms if form.key in new}
+    tunings = [t for t in one.tunings if (t["signature"], t["target"]) in served or not gone.intersection(_served(t))]
     found = Contents(
         rows,
         both,
-        _checked_on(one, other),
         {**one.others, **other.others},
         _merged_build(one.build, other.build, served),
         [*one.environments, *(row for row in other.environments if row not in one.environments)],
-        [*(t for t in one.tunings if t not in other.tunings), *other.tunings],
+        [*(t for t in tunings if t not in other.tunings), *other.tunings],
         {**one.unknown, **other.unknown},
     )
     in_tables = replace(found, others={}).functions()
@@ -183,16 +186,6 @@ def merged(one: Contents, other: Contents) -> Contents:
 def _key(row: tables.Row) -> tuple[Any, ...]:
     gpu = None if row.gpu is None else (row.gpu.name, row.gpu.multiprocessors)
     return row.signature, row.target, gpu
-
-
-def _checked_on(one: Contents, other: Contents) -> dict[str, list[str]]:
-    """By target the GPUs on which the functions of all forms were found right, those of both where both have some."""
-    found = {}
-    for target in dict.fromkeys(form.source.target for form in (*one.forms, *other.forms)):
-        of = [c.checked_on.get(target, ()) for c in (one, other) if any(f.source.target == target for f in c.forms)]
-        if common := [gpu for gpu in of[0] if all(gpu in gpus for gpus in of)]:
-            found[target] = common
-    return found
 
 
 def _merged_build(one: Build, other: Build, served: set[tuple[str, str]]) -> Build:
@@ -229,7 +222,7 @@ def write(path: str | os.PathLike[str], archives: Sequence[Archive], of: Content
     for name, table in tables.operation_tables(of.rows, targets).items():
         package.set_table(name, table)
     if of.forms:
-        package.set_table(forms.TABLE, write_forms([form.source for form in of.forms], of.checked_on))
+        package.set_table(forms.TABLE, write_forms([form.source for form in of.forms]))
     package.set_table(build_table.TABLE, of.build.to_json())
     if of.environments:
         package.set_table(tuning_table.TABLE, tuning_table.write(of.environments))

@@ -189,7 +189,7 @@ def form_of_a_million_programs() -> tuple[bytes, mutants.Content]:
 @BOMBS.add
 def form_checked_on_many_gpus() -> tuple[bytes, mutants.Content]:
     data = mutant_forms.table_of([("bomb", "sm_90a", signature(512, 512))])
-    data["checked_on"] = {"sm_90a": ["NVIDIA H200"] * 900_000}
+    data["forms"][0]["checked_on"] = ["NVIDIA H200"] * 900_000
     tables = _gemm_table() | {"universal": data}
     return archive(gemm_record("bomb"), tables=tables, cubin={"bomb": _noise("")})
 

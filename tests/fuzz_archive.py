@@ -137,7 +137,7 @@ def make_sample(rng: random.Random, folder: Path, functions: int = 6) -> Sample:
         cubins[name] = cubin
     programs = [{"constants": [1.5, 0.1, 1000], "operations": "add mul", "operands": [0, 1, 2, 3], "results": [4]}]
     tables: dict[str, Any] = {"gemm": {"entries": [1, 2, 3]}, "build": {"version": "1"}}
-    tables["universal"] = {"checked_on": {}, "forms": [{"program": 0}], "programs": programs}
+    tables["universal"] = {"forms": [{"program": 0}], "programs": programs}
     for name, table in tables.items():
         package.set_table(name, table)
     path = folder / "sample.aot"

@@ -314,7 +314,7 @@ def universal_table() -> dict[str, Any]:
     costs = CostSource([64, 128, 1, 0.5], [operation for operation, _ in steps], operands, [29, 34])
     functions = [Function(SMALL, 8, 8, 1 << 20, 0), Function(LARGE, 8, 8, MAX_EXTENT, 1)]
     words = [getattr(PLAIN, word) for word in universal.WORDS]
-    return universal.write([FormSource(words, False, TARGET, functions, costs)], {TARGET: [H200.name]})
+    return universal.write([FormSource(words, False, TARGET, functions, costs, [H200.name])])
 
 
 def documents() -> dict[str, dict[str, Any]]:

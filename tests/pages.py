@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_KERNELS = Path(__file__).resolve().parent.parent / "docs" / "kernels"
+_DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def text(name: str) -> str:
-    """A page of docs/kernels/, in one line."""
-    return " ".join((_KERNELS / f"{name}.md").read_text().split())
+    """A page of docs/ or docs/kernels/, in one line."""
+    (path,) = _DOCS.rglob(f"{name}.md")
+    return " ".join(path.read_text().split())
 
 
 def choosing() -> str:

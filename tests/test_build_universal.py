@@ -67,7 +67,7 @@ def test_build_writes_a_table_of_forms_and_no_entries(built: Path) -> None:
         assert archive.table("gemm")["entries"] == []
         assert len(targets) == 2
     assert len(table) == 1
-    assert table.checked_on == {}
+    assert [form.checked_on for _, form in table.forms] == [()]
     for n, k in ((1024, 512), (8, 8), (50_000, 13_824)):
         assert table.entry(dataclasses.replace(PLAIN, n=n, k=k), (9, 0), Gpu("NVIDIA H200", 132, 4917)) is not None
 
@@ -144,7 +144,7 @@ def test_a_build_on_a_base_gives_no_other_code_to_what_the_base_serves(
         functions = [Function(name, 8, 8, 1 << 20, 0) for name in codes]
         costs = CostSource([1], [], [], [6] * len(codes))
         form = universal.source(Chosen(PLAIN, "sm_90a", (), {}))
-        table = write([form._replace(functions=functions, costs=costs)], {})
+        table = write([form._replace(functions=functions, costs=costs)])
         package.set_table("universal", table)
     package.write(tmp_path / "old.aot")
     capsys.readouterr()

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def corrected(archive: Archive, path: Path, gpus: Sequence[str] = ("h200", "h100")) -> Archive:
     besides = [at for gpu in gpus for at in times.load(ROOT / f"benchmarks/drawn_{gpu}.json.xz", "sm_90a")]
-    correct_universal.corrected(archive, correct_universal.H200, besides).write(path)
+    correct_universal.corrected(archive, besides).write(path)
     return Archive.open(path)
 
 
@@ -41,11 +41,12 @@ def test_a_table_is_what_todays_estimates_and_the_archives_times_make(
     assert corrected(archive, tmp_path / "of_one.aot", ["h200"]).table(OF_FORMS) != once.table(OF_FORMS)
     monkeypatch.setattr(universal, "_LIKELY_0", 1e9)
     other = corrected(archive, tmp_path / "other.aot").table(OF_FORMS)
-    assert other["checked_on"] == archive.table(OF_FORMS)["checked_on"]
+    forms = archive.table(OF_FORMS)["forms"]
+    assert [f["checked_on"] for f in other["forms"]] == [f["checked_on"] for f in forms]
     assert other != once.table(OF_FORMS)
 
 
-def test_an_archive_without_times_is_refused() -> None:
-    gpu = correct_universal.H200._replace(name="another kind")
-    with pytest.raises(AotError, match="has no forms with times of another kind; tune it there first"):
-        correct_universal.corrected(Archive.open(runtime.universal()), gpu)
+def test_an_archive_without_times_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(correct_universal, "TARGET", "sm_80")
+    with pytest.raises(AotError, match="has no forms with times of sm_80; tune it first"):
+        correct_universal.corrected(Archive.open(runtime.universal()))

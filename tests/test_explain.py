@@ -196,7 +196,7 @@ def _with_a_form_of_b200(folder: Path) -> Path:
     row = universal_archives.ROW | {"form": form, "target": "sm_100a", "functions": [["other", 8, 8, 4096]]}
     del row["equal_bits"]
     program = {"constants": [1], "operations": "add", "operands": [0, 6], "results": [7]}
-    table = {"schema": 1, "forms": [row], "programs": [program]}
+    table = {"schema": 2, "forms": [row], "programs": [program]}
     rows = [entry(signature(512, 512), [(None, "few")])]
     universal_archives.write(folder / "x.aot", rows, table)
     return folder / "x.aot"

@@ -75,7 +75,7 @@ def test_ls_as_json_has_the_forms_and_no_function_of_theirs(run: Run, archive: P
 
 
 def test_ls_of_forms_alone_says_that_they_ran_nowhere(run: Run, tmp_path: Path) -> None:
-    path = changed(tmp_path, lambda obj: obj.update(checked_on={}))
+    path = changed(tmp_path, lambda obj: obj["forms"][0].pop("checked_on"))
     result = run("ls", path)
     assert (result.status, result.err) == (0, "")
     first, second, *_ = result.out.splitlines()
@@ -167,8 +167,7 @@ def test_show_predicts_for_the_kind_that_the_functions_were_checked_on(run: Run,
     rows = [entry(signature(512, 512), [(None, "few")], gpu=kind)]
     by_sms = PROGRAM | {"operations": "", "operands": [], "results": [4, 4, 4, 4]}
     for checked, sms in (("NVIDIA H20", 78), ("NVIDIA L4", 132), ("NVIDIA H200", 132)):
-        fields: dict[str, Any] = {"checked_on": {"sm_90a": [checked]}, "programs": [by_sms]}
-        write(tmp_path / "kind.aot", rows, TABLE | fields)
+        write(tmp_path / "kind.aot", rows, universal_archives.checked_on(checked) | {"programs": [by_sms]})
         (found,) = json.loads(run("show", tmp_path / "kind.aot", KEY, "--json").out)["predicted"]
         assert (found["gpu"]["multiprocessors"], found["choices"][0]["us"]) == (sms, sms)
 
@@ -230,7 +229,7 @@ def test_what_show_says_serves_is_what_a_library_launches(
         "ranked H200, tuned H20": [row("ranked", "shared", h200), row("tuned", "many", h20)],
         "other N": [entry(signature(520, K), [(None, "shared")], state="ranked", invariant=equal)],
     }[rows]
-    obj = TABLE | {"checked_on": {"sm_90a": ["NVIDIA H200"]} if checked else {}}
+    obj = TABLE if checked else universal_archives.checked_on()
     driver = RecordingDriver(kind=h200)
     lib = library(tmp_path, driver, entries, obj, batch_invariant=invariant)
     found = json.loads(run("show", tmp_path / "universal.aot", of(512).key(), "--m", 3, "--json").out)
@@ -250,7 +249,7 @@ def test_ls_lists_no_ranges_that_serve_nothing(run: Run, tmp_path: Path) -> None
     (row,) = [line.split() for line in out.splitlines() if line.startswith(of(512).key())]
     assert row == [of(512).key(), "sm_90a", "ranked", "a", "form"]
     assert "\n1 of 2 entries were never tuned and give way: " in out
-    unchecked = changed(tmp_path, lambda obj: obj.update(checked_on={}), [ranked])
+    unchecked = changed(tmp_path, lambda obj: obj["forms"][0].pop("checked_on"), [ranked])
     (row,) = [line.split() for line in run("ls", unchecked, "--m", 64).out.splitlines() if of(512).key() in line]
     assert row[1:4] == ["sm_90a", "ranked", "1-64"]
 
@@ -325,7 +324,7 @@ def test_a_time_that_is_no_number_is_shown_as_none(run: Run, tmp_path: Path) -> 
 
 
 def test_a_build_replaces_forms_that_ran_nowhere(run: Run, folder: Path, tmp_path: Path) -> None:
-    out = changed(tmp_path, lambda obj: obj.update(checked_on={}))
+    out = changed(tmp_path, lambda obj: obj["forms"][0].pop("checked_on"))
     arguments = ["build", folder / "tiny.yaml", "--candidates", 1, "--cache", folder / "cache", "--no-tune"]
     assert run(*arguments, "-o", out).status == 0
     assert out.read_bytes() == (folder / "tiny.aot").read_bytes()

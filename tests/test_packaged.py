@@ -26,8 +26,9 @@ from aot.tune import times
 from aot.verify import archive as verify
 from runtime import Library, native
 from runtime.container.archive import Archive
+from runtime.device.gpus import H100, H200
 from runtime.gemm.signature import Signature
-from runtime.gemm.universal import PREDICTED
+from runtime.gemm.universal import PREDICTED, WORDS, PredictedEntry, machine_of
 from runtime.serve.layers import open_archives
 
 from . import pace
@@ -79,8 +80,9 @@ def test_it_serves_the_forms_of_the_manifest_by_checked_kernels_that_providers_k
     assert {form.signature(256, 512) for _, form in table.forms} == set(
         universal.forms([gemm.signature for gemm in gemms])
     )
-    assert table.checked_on == {"sm_90a": ("NVIDIA H200",)}
-    for _, form in table.forms:
+    for words, form in table.forms:
+        plain = words[:7] == PLAIN[:7]  # with overlap too
+        assert form.checked_on == (H100.name if plain else H200.name,)
         known = {v.name() for p in PROVIDERS for v in provider(p).variants("sm_90a", form.signature(4096, 4096))}
         assert {f.name for f in form.functions} <= known
 
@@ -150,7 +152,7 @@ def losses(correct: Corrected) -> list[tuple[int, float]]:
             known = [at for i, (_, at) in enumerate(problems) if i % FOLDS != fold]
             estimates = Estimates(variants, correct(universal.corrections(variants, form, known)))
             for signature, at in problems[fold::FOLDS]:
-                us = estimates.us(signature, at.m)
+                us = estimates.us(signature, at.m, at.machine)
                 there = [(t, at.us[c]) for v, t in zip(variants, us, strict=True) if (c := choices_of(v)) in at.us]
                 found.append((at.m, math.log(min(there)[1] / min(at.us.values()))))
     return found
@@ -182,16 +184,16 @@ def behind(correct: Corrected) -> list[str]:
 
 def test_at_random_shapes_and_m_the_choice_is_near_the_best() -> None:
     """M, N and K of most are drawn log-uniformly; how far it is behind in the three ranges of M is on the page."""
-    assert len(losses(kept)) == 432
+    assert len(losses(kept)) == 496
     assert "{} up to M = 64, {} to 511, {} above;".format(*behind(kept)) in choosing()
     for low, high in REGIMES:
-        assert mean([x for x in losses(kept) if low <= x[0] <= high]) < 0.036
-    assert mean(losses(kept)) < 0.030
+        assert mean([x for x in losses(kept) if low <= x[0] <= high]) < 0.040
+    assert mean(losses(kept)) < 0.035
 
 
 @pytest.mark.long
 def test_corrections_are_worth_something_and_harm_where_they_are_shuffled() -> None:
-    """2.6% behind with them, 3.7% without, more when shuffled."""
+    """3.4% behind with them, 4.8% without, more when shuffled."""
     assert "by estimates alone {}, {}, {} |".format(*behind(left_out)) in choosing()
     assert mean(losses(kept)) < mean(losses(left_out)) - 0.004
     assert mean(losses(shuffled)) > mean(losses(left_out))
@@ -236,3 +238,36 @@ def test_at_layers_of_models_times_of_other_layers_tell_what_to_choose() -> None
     with_times, alone = losses_at_layers(kept), losses_at_layers(left_out)
     assert all(mean(with_times[gpu]) < 0.85 * mean(alone[gpu]) for gpu in GPUS)
     assert f"at the {len(part_of())} N x K" in choosing()
+
+
+# --- and at those whose times it does not have, as an H100 was tuned with them ---
+
+
+def at_unseen_layers() -> list[tuple[int, float, float]]:
+    """M, and the logarithms of the times of what is chosen, of functions that were timed, and of the form's own best,
+    over that of the best of all."""
+    table = read(Archive.open(runtime.universal()))
+    assert table is not None
+    found = []
+    for s, at in times.load(ROOT / "benchmarks" / "unseen_h100.json.xz", "sm_90a"):
+        form = table.form(s, (9, 0))
+        if tuple(getattr(s, word) for word in WORDS) != PLAIN or (s.n, s.k) in part_of() or form is None:
+            continue
+        us = PredictedEntry(s, form, machine_of(H100)).us(at.m)
+        choices = {name: choices_of(v) for name in us if (v := of_name(name)) is not None}
+        timed = {name: at.us[c] for name, c in choices.items() if c in at.us}
+        if len(timed) > 2:
+            chosen, best = timed[min(timed, key=us.__getitem__)], min(at.us.values())
+            found.append((at.m, math.log(chosen / best), math.log(min(timed.values()) / best)))
+    return found
+
+
+def test_at_layers_that_it_has_no_times_of_the_choice_is_near_the_best_of_all() -> None:
+    found = at_unseen_layers()
+    of_ranges = [[x for x in found if low <= x[0] <= high] for low, high in REGIMES]
+    means = [(math.fsum(c for _, c, _ in of) / len(of), math.fsum(o for _, _, o in of) / len(of)) for of in of_ranges]
+    chosen, own = ([f"{math.expm1(mean[i]):.1%}" for mean in means] for i in (0, 1))
+    said = "{} up to M = 64, {} to 511, {} above; the form's own best {}, {}, {} |".format(*chosen, *own)
+    assert said in choosing()
+    assert f"at {len(found)} problems of layers whose times it does not have" in choosing()
+    assert all(mean < 0.04 for mean, _ in means)

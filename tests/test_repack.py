@@ -101,6 +101,21 @@ def test_the_input_and_what_was_tuned_are_not_written_over(run: Run, path: Path)
 # --- merge ---
 
 
+def test_forms_keep_the_gpus_that_they_were_checked_on(run: Run, tmp_path: Path) -> None:
+    """And of two equal ones that of the second archive stands."""
+    more = universal_archives.ROW | {"form": universal_archives.FORM | {"a": "f16", "b": "f16", "d": "f16"}}
+    both = universal_archives.TABLE | {"forms": [universal_archives.ROW, more]}
+    universal_archives.write(tmp_path / "one.aot", obj=both)
+    universal_archives.write(tmp_path / "other.aot", obj=universal_archives.checked_on("NVIDIA H100 80GB HBM3"))
+    assert run("merge", tmp_path / "one.aot", tmp_path / "other.aot", "-o", tmp_path / "out.aot").status == 0
+    with Archive.open(tmp_path / "out.aot") as archive:
+        forms = archive.table("universal")["forms"]
+    assert [(f["form"]["a"], f["checked_on"]) for f in forms] == [
+        ("f16", ["NVIDIA H200"]),
+        ("bf16", ["NVIDIA H100 80GB HBM3"]),
+    ]
+
+
 def test_entries_for_two_kinds_of_gpu_both_stay(run: Run, path: Path) -> None:
     gemm = tables()["gemm"]
     gemm["gpus"][0]["name"] = "NVIDIA H100"

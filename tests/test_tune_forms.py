@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,17 +36,26 @@ BIAS = dataclasses.replace(PLAIN, epilogue="bias")
 NOBODY = wrong_are()
 
 
+def checked(table: dict[str, Any], gpus: Sequence[str]) -> dict[str, Any]:
+    return table | {"forms": [form | ({"checked_on": gpus} if gpus else {}) for form in table["forms"]]}
+
+
+def checked_on(path: Path) -> list[tuple[str, ...]]:
+    """Of each form the kinds of GPU on which its functions were found right."""
+    return [form.checked_on for _, form in read(path).forms]
+
+
 def write(
     path: Path,
     chosen: Sequence[universal.Chosen],
     rows: Sequence[dict[str, object]] = (),
-    checked_on: dict[str, list[str]] | None = None,
+    gpus: Sequence[str] = (),
 ) -> Path:
     package = Package()
     for name, target in {v.name(): v.target for c in chosen for v in c.variants}.items():
         package.add_function(gemm_record(name, target=target), cubin(name))
     package.set_table("gemm", table(list(rows)))
-    package.set_table("universal", universal.table(chosen) | ({"checked_on": checked_on} if checked_on else {}))
+    package.set_table("universal", checked(universal.table(chosen), gpus))
     package.write(path)
     return path
 
@@ -101,7 +111,7 @@ def test_all_functions_are_checked_and_marked_so(source: Path, tmp_path: Path, c
     report = tuned(source, tmp_path / "tuned.aot", gpu(chosen), done=done)
     assert isinstance(report, TuneReport)
     assert (report.forms, report.measured, report.rejected) == (2, [], {})
-    assert read(tmp_path / "tuned.aot").checked_on == {"sm_90a": ("made up",)}
+    assert checked_on(tmp_path / "tuned.aot") == [("made up",)] * 2
     for c in chosen:
         mine = [job for job in done if job.signature.epilogue == c.form.epilogue]
         checks = [job for job in mine if not job.m]
@@ -198,10 +208,10 @@ def test_what_was_interrupted_is_not_marked_and_goes_on_later(
             raise KeyboardInterrupt
 
     assert tuned(source, tmp_path / "tuned.aot", gpu(chosen), before=before).interrupted
-    assert read(tmp_path / "tuned.aot").checked_on == {}
+    assert checked_on(tmp_path / "tuned.aot") == [(), ()]
     left: list[Job] = []
     tuned(source, tmp_path / "tuned.aot", gpu(chosen), done=left)
-    assert read(tmp_path / "tuned.aot").checked_on == {"sm_90a": ("made up",)}
+    assert checked_on(tmp_path / "tuned.aot") == [("made up",)] * 2
     assert len(left) == 2 * 3 + 48 - 39
     whole = tmp_path / "whole.aot"
     tuned(source, whole, gpu(chosen))
@@ -216,7 +226,7 @@ def test_what_is_checked_on_a_kind_is_not_checked_again(
     with pytest.raises(TuneError, match="its forms were tuned on this kind of GPU"):
         tuned(tmp_path / "one.aot", tmp_path / "two.aot", gpu(chosen))
     tuned(tmp_path / "one.aot", tmp_path / "two.aot", unlike(gpu(chosen)), kind=Gpu("another", 114, 2039))
-    assert read(tmp_path / "two.aot").checked_on == {"sm_90a": ("made up", "another")}
+    assert checked_on(tmp_path / "two.aot") == [("made up", "another")] * 2
     with Archive.open(tmp_path / "one.aot") as one, Archive.open(tmp_path / "two.aot") as two:
         assert one.table("universal")["programs"] == two.table("universal")["programs"], "the first kind's corrections"
 
@@ -228,7 +238,7 @@ def test_entries_and_forms_are_tuned_together(tmp_path: Path, chosen: list[unive
     report = tuned(source, tmp_path / "tuned.aot", gpu(chosen))
     assert report.forms == 2
     assert report.measured
-    assert read(tmp_path / "tuned.aot").checked_on == {"sm_90a": ("made up",)}
+    assert checked_on(tmp_path / "tuned.aot") == [("made up",)] * 2
     with Archive.open(tmp_path / "tuned.aot") as archive:
         assert set(names) <= set(archive.functions), "what loses for the entry is the form's still"
         assert archive.table("gemm")["entries"][0]["state"] == "tuned"
@@ -238,14 +248,14 @@ def test_forms_that_another_kind_checked_wait_for_the_entries(tmp_path: Path, ch
     names = [v.name() for v in chosen[0].variants]
     rows = [entry(signature(512, 512), [(None, names[0])], candidates=[[16, names]]) | {"state": "ranked"}]
     another = Gpu("another", 114, 2039)
-    source = write(tmp_path / "both.aot", chosen, rows, checked_on={"sm_90a": ["made up"]})
+    source = write(tmp_path / "both.aot", chosen, rows, gpus=["made up"])
     report = tuned(source, tmp_path / "entries.aot", gpu(chosen), kind=another)
     assert (report.forms, report.forms_left) == (0, 2)
     assert report.measured
-    assert read(tmp_path / "entries.aot").checked_on == {"sm_90a": ("made up",)}
+    assert checked_on(tmp_path / "entries.aot") == [("made up",)] * 2
     report = tuned(tmp_path / "entries.aot", tmp_path / "all.aot", gpu(chosen), kind=another)
     assert (report.forms, report.forms_left, report.measured) == (2, 0, [])
-    assert read(tmp_path / "all.aot").checked_on == {"sm_90a": ("made up", "another")}
+    assert checked_on(tmp_path / "all.aot") == [("made up", "another")] * 2
     with pytest.raises(TuneError, match="are tuned; build it again"):
         tuned(tmp_path / "all.aot", tmp_path / "more.aot", gpu(chosen), kind=another)
 
@@ -260,7 +270,7 @@ def test_entries_of_another_target_do_not_hide_that_forms_are_tuned(
         package.add_function(gemm_record(v.name(), target=v.target), cubin(v.name()))
     rows = [entry(signature(512, 512), [(None, variant.name())], target="sm_100a")]
     package.set_table("gemm", table(rows))
-    package.set_table("universal", universal.table(chosen) | {"checked_on": {"sm_90a": ["made up"]}})
+    package.set_table("universal", checked(universal.table(chosen), ["made up"]))
     package.write(tmp_path / "both.aot")
     with pytest.raises(TuneError, match="its forms were tuned on this kind of GPU"):
         tuned(tmp_path / "both.aot", tmp_path / "tuned.aot", gpu(chosen))
@@ -286,7 +296,7 @@ def test_forms_of_other_targets_stay_as_they_are(tmp_path: Path, chosen: list[un
     assert len(names) == len(other)
     report = tuned(tmp_path / "two.aot", tmp_path / "tuned.aot", gpu(chosen))
     assert report.forms == 2
-    assert read(tmp_path / "tuned.aot").checked_on == {"sm_90a": ("made up",)}, "the others ran nowhere"
+    assert checked_on(tmp_path / "tuned.aot") == [("made up",), ("made up",), ()], "the other ran nowhere"
     with Archive.open(tmp_path / "tuned.aot") as archive:
         after = archive.table("universal")
     kept = after["forms"][2]
@@ -311,14 +321,14 @@ def test_functions_that_no_provider_knows_are_checked_and_keep_their_estimates(
         "program": 0,
     }
     package.set_table("gemm", table([]))
-    package.set_table("universal", {"schema": 1, "checked_on": {}, "forms": [row], "programs": [costs]})
+    package.set_table("universal", {"schema": 2, "forms": [row], "programs": [costs]})
     package.write(tmp_path / "foreign.aot")
     backend = SimulatedGpu(lambda name, s, m: 5.0, wrong=wrong_are("one"))
     assert tuned(tmp_path / "foreign.aot", tmp_path / "tuned.aot", backend).forms == 1
     left = predicted(tmp_path / "tuned.aot", PLAIN)
     assert left.us(3) == {"other": 9.0, kept: 7.0}
     assert left.invariant == ("other", kept)
-    assert read(tmp_path / "tuned.aot").checked_on == {"sm_90a": ("made up",)}
+    assert checked_on(tmp_path / "tuned.aot") == [("made up",)]
 
 
 def foreign(path: Path, functions: Sequence[tuple[str, int, int, int]]) -> Path:
@@ -331,7 +341,7 @@ def foreign(path: Path, functions: Sequence[tuple[str, int, int, int]]) -> Path:
     row = {"form": form, "target": "sm_90a", "functions": [list(f) for f in functions], "program": 0}
     row["equal_bits"] = [1] * len(functions)
     package.set_table("gemm", table([]))
-    package.set_table("universal", {"schema": 1, "checked_on": {}, "forms": [row], "programs": [costs]})
+    package.set_table("universal", {"schema": 2, "forms": [row], "programs": [costs]})
     package.write(path)
     return path
 

@@ -43,6 +43,7 @@ from .universal_archives import (
     ROW,
     TABLE,
     K,
+    checked_on,
     launched,
     library,
     of,
@@ -287,7 +288,7 @@ def test_an_entry_serves_every_m_where_the_functions_of_the_model_ran_nowhere(
     tmp_path: Path, driver: RecordingDriver
 ) -> None:
     rows = [entry(signature(512, K), [(None, "few")], tuned_to=40)]
-    lib = library(tmp_path, driver, rows, TABLE | {"checked_on": {}})
+    lib = library(tmp_path, driver, rows, checked_on())
     assert launched(lib, driver, 512, 9000) == "few"
     checked = library(tmp_path, driver, rows)
     assert launched(checked, driver, 512, 9000) == "shared"
@@ -351,15 +352,20 @@ def test_what_the_model_chose_is_refused_where_tuned_is_required(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("checked_on", "warned"),
-    [({"sm_90a": ["NVIDIA H200"]}, 0), ({}, 1), ({"sm_90a": []}, 1), ({"sm_100a": ["NVIDIA B200"]}, 1)],
+    ("gpus", "of_another_target", "warned"),
+    [(["NVIDIA H200"], [], 0), ([], [], 1), ([], ["NVIDIA B200"], 1)],
 )
 def test_functions_that_ran_nowhere_are_warned_of_and_left_out_of_models(
-    tmp_path: Path, driver: RecordingDriver, caplog: pytest.LogCaptureFixture, checked_on: Any, warned: int
+    tmp_path: Path,
+    driver: RecordingDriver,
+    caplog: pytest.LogCaptureFixture,
+    gpus: list[str],
+    of_another_target: list[str],
+    warned: int,
 ) -> None:
-    obj = copy.deepcopy(TABLE) | {"checked_on": checked_on}
+    obj = copy.deepcopy(checked_on(*gpus))
     alone = {"functions": [["other", 8, 8, MOST]], "equal_bits": [1], "program": 1}
-    obj["forms"].append(ROW | alone | {"target": "sm_100a"})
+    obj["forms"].append(ROW | alone | {"target": "sm_100a", "checked_on": of_another_target})
     obj["programs"].append(PROGRAM | {"results": [11]})
     lib = library(tmp_path, driver, obj=obj)
     with caplog.at_level(logging.WARNING):
@@ -416,7 +422,7 @@ def test_what_was_never_run_gives_way_to_checked_functions(
     tmp_path: Path, driver: RecordingDriver, state: str, checked: bool, serves: str
 ) -> None:
     rows = [entry(signature(512, K), [(None, "many")], state=state)]
-    obj = TABLE | {"checked_on": {"sm_90a": ["NVIDIA H200"]} if checked else {}}
+    obj = TABLE if checked else checked_on()
     lib = library(tmp_path, driver, rows, obj)
     assert launched(lib, driver, 512, 3) == serves
     taken, _ = choose(lib, of(512))
@@ -533,14 +539,13 @@ def test_reload_refuses_a_malformed_program(tmp_path: Path, driver: RecordingDri
 # --- reading ---
 
 DAMAGE: dict[str, tuple[Any, Any, str]] = {
-    "a field is missing": ([], {"schema": 1, "checked_on": {}, "programs": []}, "exactly the fields"),
+    "a field is missing": ([], {"schema": 2, "programs": []}, "exactly the fields"),
     "a field is unknown": (["forms", 0, "batch"], 1, "exactly the fields"),
-    "checked_on is a list": (["checked_on"], ["NVIDIA H200"], "must map targets of its forms"),
-    "checked_on has another target": (["checked_on"], {"sm_100a": ["NVIDIA B200"]}, "must map targets of its forms"),
-    "checked_on has a word": (["checked_on"], {"sm_90a": "NVIDIA H200"}, "must be a list"),
-    "checked_on has no name": (["checked_on"], {"sm_90a": [""]}, "must have names"),
-    "checked_on has a long name": (["checked_on"], {"sm_90a": ["x" * 256]}, "must have names"),
-    "checked_on has many names": (["checked_on"], {"sm_90a": ["NVIDIA H200"] * 65}, "at most 64 are read"),
+    "checked_on is of the whole table": (["checked_on"], ["NVIDIA H200"], "exactly the fields"),
+    "checked_on is a word": (["forms", 0, "checked_on"], "NVIDIA H200", "must be a list"),
+    "checked_on has no name": (["forms", 0, "checked_on"], [""], "must have names"),
+    "checked_on has a long name": (["forms", 0, "checked_on"], ["x" * 256], "must have names"),
+    "checked_on has many names": (["forms", 0, "checked_on"], ["NVIDIA H200"] * 65, "at most 64 are read"),
     "programs are long": (["programs"], [PROGRAM | {"operations": "add " * 131_072}] * 2, "at most 262144 are read"),
     "a form is there twice": (["forms"], [ROW, ROW], "twice"),
     "a word is unknown": (["forms", 0, "form", "epilogue"], "tanh", "unknown epilogue"),

@@ -359,9 +359,7 @@ def test_functions_for_equal_bits_add_up_along_k_in_one_way(
         "program": 0,
     }
     costs = {"constants": [7], "operations": "", "operands": [], "results": [6] * len(every)}
-    package.set_table(
-        "universal", {"schema": 1, "checked_on": {}, "forms": [form] * in_a_form, "programs": [costs] * in_a_form}
-    )
+    package.set_table("universal", {"schema": 2, "forms": [form] * in_a_form, "programs": [costs] * in_a_form})
     package.write(tmp_path / "bits.aot")
     with Archive.open(tmp_path / "bits.aot") as opened:
         found = {f.subject: f for f in verify(opened)}

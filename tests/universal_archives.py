@@ -52,13 +52,19 @@ ROW: dict[str, Any] = {
         ["shared", 8, 8, MOST],
     ],
     "equal_bits": [1, 1, 2, 0],
+    "checked_on": ["NVIDIA H200"],
     "program": 0,
 }
-TABLE: dict[str, Any] = {"schema": 1, "checked_on": {"sm_90a": ["NVIDIA H200"]}, "forms": [ROW], "programs": [PROGRAM]}
+TABLE: dict[str, Any] = {"schema": 2, "forms": [ROW], "programs": [PROGRAM]}
 TARGETS = dict.fromkeys(NAMES, "sm_90a")
 GPU, HOPPER = Gpu("NVIDIA H200", 132, 4917), (9, 0)
 RECORDS = [gemm_record(n) for n in NAMES[:3]] + [gemm_record("shared", workspaces=((4096, None, True),))]
 RECORDS.append(gemm_record("other", target="sm_100a"))
+
+
+def checked_on(*gpus: str) -> dict[str, Any]:
+    """The table with functions that were found right on these kinds of GPU, and on no other."""
+    return TABLE | {"forms": [ROW | {"checked_on": list(gpus)}]}
 
 
 def of(n: int, k: int = K, **more: Any) -> Signature:

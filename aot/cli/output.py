@@ -57,9 +57,9 @@ def _made_on_a_gpu(path: Path) -> list[str]:
         if tuned := sum(entry.state == "tuned" for entry in tables.operation_entries(archive)):
             found.append(f"{tuned} tuned {'entry' if tuned == 1 else 'entries'}")
         universal = forms.read(archive)
-        names = {} if universal is None else dict.fromkeys(itertools.chain.from_iterable(universal.checked_on.values()))
-        if universal is not None and names:
-            checked = sum(bool(universal.checked_on.get(form.target)) for _, form in universal.forms)
-            count = f"{checked} {'form' if checked == 1 else 'forms'}"
+        checked = [] if universal is None else [form.checked_on for _, form in universal.forms if form.checked_on]
+        if checked:
+            names = dict.fromkeys(itertools.chain.from_iterable(checked))
+            count = f"{len(checked)} {'form' if len(checked) == 1 else 'forms'}"
             found.append(f"{count} whose functions were checked on {', '.join(names)}")
     return found

@@ -107,7 +107,7 @@ def _answer(archive: Archive, serving: Serving, signature: Any, place: Place, m:
         "functions": len(times) or len(entry.names),
         "rejected": [{"name": name, "reason": reason} for name, reason in of.rejected.items()] if of else [],
         "equal_bits": _equal_bits(serving.find(signature, place), m),
-        "checked_on": _checked_on(serving, entry),
+        "checked_on": list(entry.checked_on) if isinstance(entry, PredictedEntry) else [],
     }
 
 
@@ -173,11 +173,3 @@ def _runners_up(
         }
         for name, time in itertools.islice(others.items(), RUNNERS_UP)
     ]
-
-
-def _checked_on(serving: Serving, entry: AnyEntry) -> list[str]:
-    """The GPUs on which the functions of the form that serves were found right; none of an entry."""
-    universal = serving.precedence.universal
-    if entry.state != PREDICTED or universal is None:
-        return []
-    return list(universal.checked_on.get(entry.target, ()))

@@ -14,7 +14,7 @@ from runtime.container.archive import FORMAT_VERSION, Archive
 from runtime.errors import SignatureError
 from runtime.tables.table import STATES, Entry
 
-from ..pack import build_table, tuning_table
+from ..pack import build_table, forms, tuning_table
 from ..pack.build_table import Build
 from ..pack.precedence import Precedence
 from ..sign import unverified
@@ -42,7 +42,7 @@ def info(archive: Archive) -> dict[str, Any]:
         "targets": _targets(archive, precedence),
         "entries": _states(precedence, precedence.entries),
         "forms": 0 if precedence.universal is None else len(precedence.universal),
-        "checked_on": {} if precedence.universal is None else dict(precedence.universal.checked_on),
+        "checked_on": forms.checked_on(precedence.universal),
         "uses": {use: counts[use] for use in USES if counts[use]},
         "unused": [name for name, use in used.items() if use in USES[3:]],
         "families": _families(archive, build),
@@ -107,8 +107,8 @@ def _targets(archive: Archive, precedence: Precedence) -> list[dict[str, Any]]:
     """Of each target its functions, bytes, entries by state, forms, and the GPUs on which entries were tuned
     or forms checked."""
     universal = precedence.universal
-    forms = Counter(form.target for _, form in universal.forms) if universal else Counter[str]()
-    checked = universal.checked_on if universal else {}
+    of_targets = Counter(form.target for _, form in universal.forms) if universal else Counter[str]()
+    checked = forms.checked_on(universal)
     by_name, sizes = archive.functions.targets_by_name(), archive.blob_lengths()
     found = []
     for target in archive.targets:
@@ -120,7 +120,7 @@ def _targets(archive: Archive, precedence: Precedence) -> list[dict[str, Any]]:
                 "functions": len(names),
                 "bytes": _bytes(archive, names, sizes),
                 "entries": _states(precedence, entries),
-                "forms": forms[target],
+                "forms": of_targets[target],
                 "gpus": list(
                     dict.fromkeys([*(e.gpu.name for e in entries if e.gpu is not None), *checked.get(target, ())])
                 ),

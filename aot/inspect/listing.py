@@ -78,7 +78,7 @@ def listing(archive: Archive, wanted: Filter = Filter(), m: int | None = None) -
     found |= {} if m is not None else {str(row["name"]): BY_NAME for row in others}
     return {
         "entries": entries,
-        "forms": forms.listing(rows, universal.checked_on if universal else {}),
+        "forms": forms.listing(rows),
         "functions": sorted(others, key=lambda row: str(row["name"])),
         "uses": {name: found[name] for name in targets if name in found},
         "short_names": short_names(archive),

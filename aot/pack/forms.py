@@ -6,13 +6,13 @@ Behind `aot ls`, `show` and `verify`. Times are microseconds. Knows nothing of h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from runtime.container.archive import Archive
 from runtime.device.gpus import H200, Gpu
 from runtime.gemm.signature import Signature
-from runtime.gemm.universal import WORDS, PredictedEntry, Universal, UniversalForm
+from runtime.gemm.universal import WORDS, PredictedEntry, Universal, UniversalForm, machine_of
 from runtime.tables.table import TARGET
 
 from ..search.universal import form_word
@@ -59,6 +59,15 @@ def read(archive: Archive) -> Universal | None:
         return Universal.from_json(archive.table(TABLE), archive.functions.targets_by_name())
 
 
+def checked_on(table: Universal | None) -> dict[str, tuple[str, ...]]:
+    """By target the kinds of GPU on which forms were found right, any of them."""
+    found: dict[str, dict[str, None]] = {}
+    for _, form in () if table is None else table.forms:
+        if form.checked_on:
+            found.setdefault(form.target, {}).update(dict.fromkeys(form.checked_on))
+    return {target: tuple(names) for target, names in found.items()}
+
+
 def signature_of(key: str) -> Signature | None:
     """The signature whose key this is, if forms are of its operation; else None."""
     return Signature.of_key(key)
@@ -75,7 +84,7 @@ def rows(archive: Archive, table: Universal | None) -> list[FormRow]:
     ]
 
 
-def listing(found: Iterable[FormRow], checked_on: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+def listing(found: Iterable[FormRow]) -> list[dict[str, Any]]:
     """What `aot ls` says of forms.
 
     `functions` counts them. `multiples` has the N and K of which a signature's must be multiples, several pairs where
@@ -89,7 +98,7 @@ def listing(found: Iterable[FormRow], checked_on: Mapping[str, Sequence[str]]) -
             "functions": len(row.form.functions),
             "multiples": _multiples(row.form),
             "most_n": max(f.most_n for f in row.form.functions),
-            "checked_on": list(checked_on.get(row.form.target, ())),
+            "checked_on": list(row.form.checked_on),
         }
         for row in found
     ]
@@ -101,22 +110,23 @@ def predicted(
     """What is chosen for a signature at each of `tokens` rows, on each target that has a form for it, or on GPUs of the
     target `where` alone; none of none.
 
-    Times depend on the GPU: they are those of a kind that `checked_on` names and this archive knows, else of what is
-    assumed of the target (`aot.pack.kinds`).
+    Times depend on the GPU: they are those of a kind that the form's `checked_on` names and this archive knows, else of
+    what is assumed of the target (`aot.pack.kinds`).
 
     Raises:
         RecordError: a cost program is malformed.
     """
     found: dict[str, dict[str, Any]] = {}
     for target in dict.fromkeys(form.target for _, form in table.forms) if where is None else (where,):
-        gpu = _gpu(archive, table.checked_on.get(target, ()), target)
-        entry = table.entry(signature, capability(target), gpu)
-        if entry is not None and entry.target not in found:
+        form = table.form(signature, capability(target))
+        if form is not None and form.target not in found:
+            gpu = _gpu(archive, form.checked_on, target)
+            entry = PredictedEntry(signature, form, machine_of(gpu))
             found[entry.target] = {
                 "target": entry.target,
                 "gpu": gpu._asdict(),
                 "state": entry.state,
-                "checked_on": list(table.checked_on.get(entry.target, ())),
+                "checked_on": list(entry.checked_on),
                 "functions": len(entry.names),
                 "choices": [_choice(entry, m) for m in dict.fromkeys(tokens)],
                 "invariant": _invariant(entry, tokens),

@@ -40,13 +40,12 @@ class Precedence:
         found = self._checked_form(entry)
         if found is None:
             return None
-        form, checked_on = found
-        return {"state": "predicted", "form": self._forms[id(form)], "checked_on": list(checked_on)}
+        return {"state": "predicted", "form": self._forms[id(found)], "checked_on": list(found.checked_on)}
 
     def predicted_from(self, entry: Entry) -> int | None:
         """The least M at which a tuned entry gives way to what is predicted; None if it never does."""
         last, found = trusted_to(entry), self._checked_form(entry)
-        return None if last is None or found is None or found[0].target != entry.target else last + 1
+        return None if last is None or found is None or found.target != entry.target else last + 1
 
     def predicted_for(self, entry: Entry) -> PredictedEntry:
         """What is predicted for a tuned entry that has an M from which it gives way to that."""
@@ -57,10 +56,9 @@ class Precedence:
         assert found is not None, "a form has it"
         return found
 
-    def _checked_form(self, entry: Entry) -> tuple[UniversalForm, tuple[str, ...]] | None:
-        """The form that can serve an entry's signature, and the GPUs on which its functions were checked, if any."""
+    def _checked_form(self, entry: Entry) -> UniversalForm | None:
+        """The form that can serve an entry's signature, if its functions were checked on any GPU."""
         if self.universal is None or operation(entry.signature.operation).predictions != forms.TABLE:
             return None
         form = self.universal.form(entry.signature, forms.capability(entry.target))
-        checked_on = () if form is None else self.universal.checked_on.get(form.target, ())
-        return None if form is None or not checked_on else (form, checked_on)
+        return form if form is not None and form.checked_on else None

@@ -149,7 +149,7 @@ def twin_choices(variant: Variant) -> tuple[str, str, Any]:
 
 def table(chosen: Sequence[Chosen]) -> dict[str, Any]:
     """The table "universal", as `runtime.gemm.universal` reads it, of functions that were never run."""
-    return write([source(c) for c in chosen], {})
+    return write([source(c) for c in chosen])
 
 
 def source(chosen: Chosen) -> FormSource:

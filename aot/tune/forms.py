@@ -34,6 +34,7 @@ _N, _K = (256, 32_768), (512, 16_384)
 _MOST_FLOPS = 2.0**39  # a launch of about a millisecond, and a reference of about ten
 _CHECKED_AT = (1, 1), (9, 17), (37, 5)  # N and K, in the least extents that all functions take; odd, so tiles hang over
 _LEAST_EXTENT = 64
+Time = tuple[Signature, universal.Measured]  # of functions at a problem, by which estimates are corrected
 _TRIES = 100  # to draw a problem; functions that take only vast extents have none
 
 
@@ -60,11 +61,11 @@ def to_tune(archive: Archive, capability: Capability, gpu: Gpu, *, again: bool =
     if table is None:
         return []
 
-    def waits(target: str) -> bool:
-        checked_on = table.checked_on.get(target, ())
-        return serves(target, capability) and (gpu.name not in checked_on if again else not checked_on)
+    def waits(form: UniversalForm) -> bool:
+        not_checked = gpu.name not in form.checked_on if again else not form.checked_on
+        return not_checked and serves(form.target, capability)
 
-    mine = [(place, form) for place, (_, form) in enumerate(table.forms) if waits(form.target)]
+    mine = [(place, form) for place, (_, form) in enumerate(table.forms) if waits(form)]
     groups: dict[Any, list[int]] = {}
     for place, form in mine:
         groups.setdefault((form.target, _group(_sample(form))), []).append(place)
@@ -114,7 +115,7 @@ def table(
     tuned: Mapping[int, TunedForm],
     rejected: Collection[str],
     gpu: Gpu,
-    besides: Iterable[tuple[Signature, universal.Measured]] = (),
+    besides: Iterable[Time] = (),
 ) -> dict[str, Any] | None:
     """The archive's universal table without rejected functions; None where that leaves nothing, or there was none.
 
@@ -138,15 +139,18 @@ def table(
     rows = []
     for place, form in enumerate(forms):
         left = universal.without(form.source(), rejected)
+        if left is not None and place in tuned:
+            left = left._replace(checked_on=tuple(dict.fromkeys((*form.checked_on, gpu.name))))
         if left is not None:
-            first = place in tuned and there.checked_on.get(form.target, (gpu.name,))[0] == gpu.name
-            variants = [known.get(f.name) for f in form.functions if f.name not in rejected] if first else []
-            rows.append(_corrected(left, form, variants, measured))
-    checked_on = {target: dict.fromkeys(names) for target, names in there.checked_on.items()}
-    for place in tuned:
-        checked_on.setdefault(forms[place].target, {})[gpu.name] = None
-    left_for = {row.target for row in rows}
-    return write(rows, {t: list(checked_on[t]) for t in checked_on if t in left_for}) if rows else None
+            first = place in tuned and left.checked_on[0] == gpu.name
+            rows.append(_corrected(left, form, measured) if first else left)
+    return write(rows) if rows else None
+
+
+def corrected(forms: Iterable[UniversalForm], times: Sequence[Time]) -> dict[str, Any]:
+    """The universal table of these forms with today's estimates, corrected by such times, of those that were checked on
+    a GPU."""
+    return write([_corrected(f.source(), f, times) if f.checked_on else f.source() for f in forms])
 
 
 def names(archive: Archive) -> set[str]:
@@ -168,19 +172,15 @@ def tunings(archive: Archive, tuned: Mapping[int, TunedForm]) -> list[tuple[str,
     return [(target, of) for (target, _), of in found.items()]
 
 
-def _corrected(
-    row: FormSource,
-    form: UniversalForm,
-    variants: Sequence[Variant | None],
-    measured: Sequence[tuple[Signature, universal.Measured]],
-) -> FormSource:
+def _corrected(row: FormSource, form: UniversalForm, measured: Sequence[Time]) -> FormSource:
     """The row with estimates that times of alike forms correct, where all of its functions are known variants."""
-    signature, found = _sample(form), [v for v in variants if v is not None]
+    signature, known = _sample(form), _variants(form)
+    found = tuple([known[f.name] for f in row.functions if f.name in known])
     alike = [m for s, m in measured if _group(s) == _group(signature)]
-    if not alike or not variants or len(found) < len(variants):
+    if not alike or len(found) < len(row.functions):
         return row
     lines = universal.corrections(found, signature, alike)
-    return universal.source(universal.Chosen(signature, form.target, tuple(found), lines))
+    return universal.source(universal.Chosen(signature, form.target, found, lines))._replace(checked_on=row.checked_on)
 
 
 def _group(signature: Signature) -> tuple[Any, ...]:

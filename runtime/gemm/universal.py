@@ -32,7 +32,7 @@ from ..tables.dispatch import preference, serves
 from ..tables.table import TARGET, Entry
 from .signature import Signature
 
-SCHEMA = 1  # raised when what a field means changes
+SCHEMA = 2  # raised when what a field means changes
 PREDICTED = "predicted"
 # What cost programs take, in order; `aot.search.estimates` writes them so.
 INPUTS = ("m", "n", "k", "batch", "multiprocessors", "memory_gbps")
@@ -41,9 +41,9 @@ _TRUSTED = 2  # times the largest M that an entry was tuned at: to there calibra
 _KEPT = 4096  # choices of an entry that are kept, by M
 # The fields of a signature that a form has too, in the order in which `Universal.forms` gives them.
 WORDS = ("a", "b", "d", "accumulator", "epilogue", "scaling", "b_major", "overlap")
-_TABLE_FIELDS, _TABLE_ABSENT = frozenset({"schema", "checked_on", "forms", "programs"}), frozenset({"checked_on"})
-_ROW_FIELDS = frozenset({"form", "target", "functions", "equal_bits", "program"})
-_ROW_ABSENT = frozenset({"equal_bits"})
+_TABLE_FIELDS = frozenset({"schema", "forms", "programs"})
+_ROW_FIELDS = frozenset({"form", "target", "functions", "equal_bits", "checked_on", "program"})
+_ROW_ABSENT = frozenset({"equal_bits", "checked_on"})
 _FORM_FIELDS = frozenset({*WORDS, "batched"})
 
 
@@ -60,13 +60,14 @@ class Function(NamedTuple):
 
 class FormSource(NamedTuple):
     """A form that a table is written from: its words (`WORDS`) and whether it is batched, its functions on a target,
-    and the cost program that has a result for each, in order."""
+    the cost program that has a result for each, in order, and the kinds of GPU on which all were found right."""
 
     words: Sequence[str]
     batched: bool
     target: str
     functions: Sequence[Function]
     costs: CostSource
+    checked_on: Sequence[str] = ()
 
 
 class _Program:
@@ -85,12 +86,18 @@ class _Program:
 
 
 class UniversalForm:
-    """The functions for a form on a target."""
+    """The functions for a form on a target. `checked_on` names the kinds of GPU on which all were found right."""
 
     def __init__(
-        self, words: tuple[Any, ...], target: str, functions: tuple[Function, ...], program: _Program, where: str
+        self,
+        words: tuple[Any, ...],
+        target: str,
+        functions: tuple[Function, ...],
+        checked_on: tuple[str, ...],
+        program: _Program,
+        where: str,
     ) -> None:
-        self._words, self.target, self.functions = words, target, functions
+        self._words, self.target, self.functions, self.checked_on = words, target, functions, checked_on
         self._program, self._where = program, where
 
     def signature(self, n: int, k: int) -> Signature:
@@ -105,7 +112,7 @@ class UniversalForm:
             RecordError: its cost program is malformed.
         """
         *words, batched = self._words
-        return FormSource(words, batched, self.target, self.functions, self._program.source)
+        return FormSource(words, batched, self.target, self.functions, self._program.source, self.checked_on)
 
     @cached_property
     def costs(self) -> CostProgram:
@@ -147,6 +154,11 @@ class PredictedEntry:
         every = range(len(form.functions)) if among is None else among
         self._places = tuple([place for place in every if _takes(form.functions[place], signature)])
         self._chosen: dict[int, int] = {}
+
+    @property
+    def checked_on(self) -> tuple[str, ...]:
+        """The kinds of GPU on which its functions were found right."""
+        return self._form.checked_on
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -280,10 +292,10 @@ AnyEntry = Entry | PredictedEntry | ExtendedEntry  # what a library serves
 
 
 class Universal:
-    """The table, checked. `checked_on` names, by target, the kinds of GPU on which every function was found right."""
+    """The table, checked."""
 
-    def __init__(self, forms: dict[tuple[Any, ...], UniversalForm], checked_on: Mapping[str, tuple[str, ...]]) -> None:
-        self._forms, self.checked_on = forms, checked_on
+    def __init__(self, forms: dict[tuple[Any, ...], UniversalForm]) -> None:
+        self._forms = forms
         self._targets = {form.target for form in forms.values()}
 
     def __len__(self) -> int:
@@ -299,7 +311,7 @@ class Universal:
         """
         where = "universal table"
         require_schema(obj, SCHEMA, where)
-        obj = table_fields(obj, _TABLE_FIELDS, where, _TABLE_ABSENT)
+        obj = table_fields(obj, _TABLE_FIELDS, where)
         programs = table_list(obj["programs"], where)
         if len(table_list(obj["forms"], where)) > MAX_UNIVERSAL_FORMS or len(programs) > MAX_UNIVERSAL_FORMS:
             fail_table(where, f"has {len(obj['forms'])} forms, at most {MAX_UNIVERSAL_FORMS} are read")
@@ -326,10 +338,11 @@ class Universal:
             functions = _functions(row, targets, here)
             if not 1 <= len(functions) <= MAX_COST_RESULTS or len({f.name for f in functions}) != len(functions):
                 fail_table(here, f"needs 1 to {MAX_COST_RESULTS} functions, each once, found {len(functions)}")
-            forms[key] = UniversalForm(words, row["target"], functions, shared[row["program"]], here)
+            checked_on = _checked_on(row.get("checked_on", []), here)
+            forms[key] = UniversalForm(words, row["target"], functions, checked_on, shared[row["program"]], here)
         if used != set(range(len(programs))):
             fail_table(where, "a program is used by no form")
-        return cls(forms, _checked_on(obj.get("checked_on", {}), {form.target for form in forms.values()}, where))
+        return cls(forms)
 
     @property
     def forms(self) -> tuple[tuple[tuple[Any, ...], UniversalForm], ...]:
@@ -373,7 +386,7 @@ class Universal:
         return list(dict.fromkeys(f.name for form in forms for f in form.functions))
 
 
-def write(forms: Iterable[FormSource], checked_on: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def write(forms: Iterable[FormSource]) -> dict[str, Any]:
     """The table of these forms, as `Universal.from_json` reads it; programs that are equal are there once."""
     rows, programs = [], dict[bytes, int]()
     for form in forms:
@@ -384,10 +397,12 @@ def write(forms: Iterable[FormSource], checked_on: Mapping[str, Sequence[str]]) 
             "functions": functions,
             "program": programs.setdefault(canonical.dumps(form.costs.to_json()), len(programs)),
         }
-        equal_bits = [f.equal_bits for f in form.functions]
-        rows.append(row | ({"equal_bits": equal_bits} if any(equal_bits) else {}))
-    found = {"schema": SCHEMA, "forms": rows, "programs": list(map(canonical.loads, programs))}
-    return found | ({"checked_on": {t: list(names) for t, names in checked_on.items()}} if checked_on else {})
+        if any(equal_bits := [f.equal_bits for f in form.functions]):
+            row["equal_bits"] = equal_bits
+        if form.checked_on:
+            row["checked_on"] = list(form.checked_on)
+        rows.append(row)
+    return {"schema": SCHEMA, "forms": rows, "programs": list(map(canonical.loads, programs))}
 
 
 def machine_of(gpu: Gpu) -> tuple[int, int]:
@@ -425,15 +440,12 @@ def _key(obj: Any, where: str) -> tuple[Any, ...]:
     return (*words.values(), obj["batched"])
 
 
-def _checked_on(obj: Any, targets: set[str], where: str) -> dict[str, tuple[str, ...]]:
-    if not isinstance(obj, dict) or not obj.keys() <= targets:
-        fail_table(where, f"checked_on must map targets of its forms to names of GPUs, found {obj!r:.100}")
-    for names in obj.values():
-        if len(table_list(names, where)) > MAX_CHECKED_GPUS:
-            fail_table(where, f"checked_on has {len(names)} names, at most {MAX_CHECKED_GPUS} are read")
-        if not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS for name in names):
-            fail_table(where, f"checked_on must have names of GPUs, found {names!r:.300}")
-    return {target: tuple(names) for target, names in obj.items()}
+def _checked_on(names: Any, where: str) -> tuple[str, ...]:
+    if len(table_list(names, where)) > MAX_CHECKED_GPUS:
+        fail_table(where, f"checked_on has {len(names)} names, at most {MAX_CHECKED_GPUS} are read")
+    if not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS for name in names):
+        fail_table(where, f"checked_on must have names of GPUs, found {names!r:.300}")
+    return tuple(names)
 
 
 def _functions(row: Mapping[str, Any], targets: Mapping[str, str], where: str) -> tuple[Function, ...]:

@@ -154,11 +154,7 @@ class Entries:
 
     def checked_on(self, entry: AnyEntry) -> tuple[str, ...]:
         """The kinds of GPU on which the functions of a predicted entry were checked."""
-        if entry.state != PREDICTED:
-            return ()
-        layer = self.layer(entry)
-        table = next((universal for owner, universal in self._universals if owner is layer), None)
-        return () if table is None else table.checked_on.get(entry.target, ())
+        return entry.checked_on if isinstance(entry, PredictedEntry) else ()
 
     def _refuse(self, entry: AnyEntry) -> None:
         if self._options.require not in (None, entry.state):

@@ -31,7 +31,7 @@ def report(archive: Archive) -> dict[str, Any]:
         "schema": SCHEMA,
         "archive": about,
         "places": by_place,
-        "forms": forms.listing(forms.rows(archive, universal), universal.checked_on if universal else {}),
+        "forms": forms.listing(forms.rows(archive, universal)),
         "families": by_family(found),
         "functions": found,
         "lint": lint(about, by_place, found, build_table.traffic(build_table.read(archive))),
