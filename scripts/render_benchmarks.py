@@ -37,6 +37,7 @@ _MOST_WORDS = 4  # of a command that is shown in full
 _MARK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 _DRAWN, _LLAMA, _ON_H100S = "occasions_drawn", "occasions_llama", "occasions_drawn_h100"
+_DEFAULT = "occasions_default_h100"
 OCCASIONS = (  # the file, its runs, what took part, over what, and what the row says
     (_DRAWN, (0, 1, 2), "ours", "torch", "tuned"),
     (_DRAWN, (0, 1, 2), "on_slower", "torch", 'with `on_slower="torch"`'),
@@ -44,25 +45,26 @@ OCCASIONS = (  # the file, its runs, what took part, over what, and what the row
     (_DRAWN, (0, 1, 2), reduce_results.UNSEEN, "torch", "N x K never seen"),
     (_DRAWN, (0, 1, 2), "against", "ours", "`runtime.universal()`, over tuned"),
     (_LLAMA, (7, 8, 9), "ours", "torch", "Llama-3.1-8B, tuned"),
-    (_ON_H100S, (0, 1, 2, 3), "ours", "torch", "H100s: tuned"),
-    (_ON_H100S, (0, 1, 2, 3), "on_slower", "torch", "H100s: `on_slower`"),
-    (_ON_H100S, (0, 1), "against", "torch", "H100s: `runtime.universal()`"),
-    (_ON_H100S, (0, 1), reduce_results.UNSEEN, "torch", "H100s: N x K never seen"),
-    (_LLAMA, (11,), "ours", "torch", "H100: Llama-3.1-8B, tuned"),
+    (_DEFAULT, (0, 1, 2), "ours", "torch", "H100s: tuned"),
+    (_DEFAULT, (0, 1, 2), "on_slower", "torch", "H100s: `on_slower`"),
+    (_DEFAULT, (0, 1, 2), "against", "torch", "H100s: `runtime.universal()`"),
+    (_DEFAULT, (0, 1, 2), reduce_results.UNSEEN, "torch", "H100s: N x K never seen"),
+    (_DEFAULT, (0, 1, 2), "against", "ours", "H100s: `runtime.universal()`, over tuned"),
+    (_DEFAULT, (3,), "ours", "torch", "H100: Llama-3.1-8B, tuned"),
+    (_DEFAULT, (3,), "on_slower", "torch", "H100: Llama-3.1-8B, `on_slower`"),
     (_ON_H100S, (4,), "ours", "torch", "H100: the H200s' archive"),
 )
 SERVED = {  # what a row says, and the runs of engines.json that it is of
     "Llama-3.1-8B, bf16": (4, 6, 9, 11),
-    "the same on an H100": (3,),
+    "the same on H100s": (3, 21),
     "the same, two GPUs": (14,),
     "Llama-3.1-8B, AWQ": (2,),
     "Llama-3.1-8B, fp8 by channel and token": (5, 7),
     "Llama-3.1-8B, fp8 by blocks": (8, 10),
     "the same, stock with DeepGEMM": (12,),
-    "Llama-3.1-8B, fp8 by blocks, on an H100": (18,),
-    "Llama-3.1-8B, fp8 by blocks, on an H100, `few`": (19,),
-    "Llama-3.1-8B, fp8 by channel and token, on an H100": (20,),
-    "Llama-3.1-8B, fp8 by channel and token, on an H100, `few`": (21,),
+    "Llama-3.1-8B, fp8 by blocks, on an H100": (17,),
+    "Llama-3.1-8B, fp8 by blocks, on H100s, `few`": (18, 22),
+    "Llama-3.1-8B, fp8 by channel and token, on H100s": (19, 23),
     "20 layers of Qwen3-30B-A3B, bf16": (13,),
     "gpt-oss-20b, experts in MXFP4, on an H100": (0,),
     "SGLang: Llama-3.1-8B, bf16, on an H100": (1,),
@@ -418,7 +420,7 @@ def traffic() -> list[str]:
             at_once = median(
                 median(served["at_once"]["all"]) / median(stock["at_once"]["all"]) for stock, served in pairs
             )
-            waits = [[median(pair[i]["in_turn"][wait][0] for pair in pairs) for i in (0, 1)] for wait in WAITS]
+            waits = [[median(median(pair[i]["in_turn"][wait]) for pair in pairs) for i in (0, 1)] for wait in WAITS]
             rows.append([label, f"{at_once:.2f}", *(f"{a:.1f}, {b:.1f}" for a, b in waits)])
     return [*table(["stock, ours", "tokens at once, ours over stock", *WAITS.values()], rows)]
 

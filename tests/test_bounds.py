@@ -13,11 +13,10 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import bounds  # noqa: E402
 
+from .pages import text  # noqa: E402
+
+BOTH = "stock", "served"
 MODELS = "Qwen3-30B-A3B", "GPT-OSS-120B", "Mixtral-8x22B-TP4"
-
-
-def page(name: str) -> str:
-    return " ".join((ROOT / "docs" / f"{name}.md").read_text().split())
 
 
 def test_what_is_not_in_a_table_is_on_the_line_through_its_neighbours() -> None:
@@ -34,7 +33,7 @@ def test_a_step_is_bounded_by_weights_and_by_what_is_no_gemm() -> None:
     stock, ours = map(float, bf16[2].split(", "))
     assert float(bf16[4]) == pytest.approx((stock + head) / (weights + ours - gemms + head), abs=0.01)
     stock, ours = map(float, deep_gemm[6].split(", "))
-    assert f"its GEMMs take {ours - stock:.0f} us of a layer less than ours" in page("vllm")
+    assert f"its GEMMs take {ours - stock:.0f} us of a layer less than ours" in text("vllm")
 
 
 def test_no_engine_is_beyond_its_bound() -> None:
@@ -45,28 +44,28 @@ def test_no_engine_is_beyond_its_bound() -> None:
 def test_the_page_says_what_a_prefill_needs() -> None:
     weights = bounds.LAYERS * bounds.LAYER_WEIGHTS
     ms = 2 * 2048 * weights / bounds.FLOPS_PER_US[16] / 1e3
-    assert f"GEMMs need {ms * 720 / 700:.0f} at the 700 TFLOP/s" in page("vllm")
+    assert f"GEMMs need {ms * 720 / 700:.0f} at the 700 TFLOP/s" in text("vllm")
     runs = [bounds.load("engines")["runs"][i] for i in bounds.DECODED["bf16"].runs]
     whole = [run["stock"]["prefill"]["2048"]["s"] * 1e3 for run in runs]
-    assert f"Of the {sorted(whole)[1]:.0f} ms of 2048 tokens" in page("vllm")
+    assert f"Of the {sorted(whole)[1]:.0f} ms of 2048 tokens" in text("vllm")
 
 
 def test_the_page_says_what_residuals_gave() -> None:
     (study,) = (s for s in bounds.load("studies_h200")["studies"] if s["study"] == "residuals in a decode step")
     gains = {batch: 1 - with_[1] / with_[0] for batch, with_ in study["answer"].items() if batch != "spread"}
     least, most = (f"{-x:.1%}".removesuffix("%") for x in sorted(gains.values())[:3:2][::-1])
-    assert f"saved {gains['1']:.1%} of a step at batch 1 and cost {least} to {most}% at 16 to 64" in page("vllm")
+    assert f"saved {gains['1']:.1%} of a step at batch 1 and cost {least} to {most}% at 16 to 64" in text("vllm")
 
 
 def test_the_page_says_how_far_experts_are_from_their_floor() -> None:
     every = bounds.over_floor(MODELS, (1, 8, 32, 128, 2048), "vllm")
     one, some = (bounds.over_floor(MODELS, (tokens,), "vllm") for tokens in (1, 32))
     said = f"{every:.2f} times the floor (Qwen3, GPT-OSS and Mixtral, up to 128 tokens and at 2,048; {one:.2f} at one"
-    assert f"{said} token, {some:.2f} at 32)" in page("moe")
+    assert f"{said} token, {some:.2f} at 32)" in text("moe")
     results = {(r["model"], r["tokens"]): r["us"] for r in bounds.load("moe_h200")["results"]}
     downs = {"GPT-OSS-120B": 4 * 2880 * 2880, "Mixtral-8x22B-TP4": 2 * 6144 * 4096}
     times = (results[model, 1]["down"] * bounds.BYTES_PER_US / (2 * weights) for model, weights in downs.items())
-    assert "down is at {:.1f} and {:.1f} times its floor".format(*times) in page("moe")
+    assert "down is at {:.1f} and {:.1f} times its floor".format(*times) in text("moe")
     qwen = results["Qwen3-30B-A3B", 2048]
     assert (qwen["permute"] + qwen["combine"]) / qwen["ours"] == pytest.approx(1 / 8, abs=0.01), "an eighth"
 
@@ -76,3 +75,23 @@ def test_grouped_gemms_of_few_tokens_read_weights_at_the_rate_of_memory() -> Non
     assert found["bf16"][0] < 1.25
     assert found["bf16"][1] == 37
     assert json.dumps(found)  # of numbers alone
+
+
+def test_the_page_says_what_engines_compiled_and_reloaded() -> None:
+    document = bounds.load("engines")
+    engines = [run[who] for run in document["runs"] for who in BOTH if "compilations" in run.get(who, {})]
+    served = [run["served"] for run in document["runs"] if run["served"] in engines]
+    counted = [engine["compilations"] for engine in engines]
+    assert {each["ours"] for each in counted} == {0}
+    assert len(served) == 5
+    by = {name: {each["by"]["vllm"][name] for each in counted} for name in ("nvcc", "ptxas", "gcc")}
+    assert by["nvcc"] == {1}
+    said = f"ptxas {min(by['ptxas'])} to {max(by['ptxas'])} times and gcc {min(by['gcc'])} or {max(by['gcc'])} times."
+    assert said in text("vllm")
+    warmup = document["deep_gemm_warmup"]
+    said = f"{warmup['gemms']:,}, of which {warmup['compiled']} took {warmup['s']} s on {warmup['cores']} cores."
+    assert said in text("vllm")
+    reloads = [each["reloads"] for each in served if "reloads" in each]
+    requests, count, minutes = (sum(each[name] for each in reloads) for name in ("requests", "reloads", "minutes"))
+    said = f"served {requests:,} random requests in {minutes:.0f} minutes and loaded their archives again {count} times"
+    assert f"{said}, in {max(each['slowest_reload_s'] for each in reloads):.2f} s at most." in text("vllm")

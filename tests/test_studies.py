@@ -206,38 +206,26 @@ def test_the_page_of_the_kernel_names_where_it_is_slowest() -> None:
     assert [part for part in said if part not in text("sm90_persistent")] == []
 
 
-# --- `on_slower`, by cases of which each is tuned at its neighbours ---
+# --- what `on_slower` leaves, by default settings ---
 
-DRAWN = {
-    "H200s": [f"c503556:benchmarks/results/whole_drawn_on_h200_{i}.json" for i in (1, 2, 3)],
-    "H100s": [f"1d98a30a:benchmarks/results/whole_trees_h100_{i}.json" for i in (1, 2, 3, 4)],
-}
+DEFAULT = [f"a27e5ba6:benchmarks/results/whole_default_h100_{i}.json" for i in (1, 2, 3)]
 ON_SLOWER = "on_slower"
+SCATTER = 0.09  # of repeats, from which on a case says little of 3%
 
 
-def beside_neighbours(sources: Sequence[str]) -> tuple[list[float], list[float]]:
-    """Over torch, of all cases: as `on_slower` was then, and with torch from M = 65 where it wins by over 0.5% at the
-    next case below or above, of the same layer and another run or M."""
-    by_layer: dict[str, list[tuple[int, float, float, float]]] = {}
-    for case in (case for source in sources for case in whole(source)):
-        us = {name: case["contenders"].get(name, {}).get("us") for name in (OURS, TORCH, ON_SLOWER)}
-        if all(us.values()):
-            by_layer.setdefault(case["signature"], []).append((case["m"], *(us[n] for n in (OURS, TORCH, ON_SLOWER))))
-    then, now = list[float](), list[float]()
-    for cases in map(sorted, by_layer.values()):
-        faster = [ours > 1.005 * torch for _, ours, torch, _ in cases]
-        for i, (m, ours, torch, served) in enumerate(cases):
-            then.append(torch / served)
-            by_torch = any(faster[max(0, i - 1) : i] + faster[i + 1 : i + 2])
-            now.append(torch / served if m < 65 else 1.0 if by_torch else torch / ours)
-    return then, now
-
-
-@pytest.mark.parametrize("gpus", DRAWN)
-def test_torch_where_it_wins_on_either_side_leaves_fewer_slow_cases(gpus: str) -> None:
-    then, now = beside_neighbours(DRAWN[gpus])
-    before, after = (sum(x < 0.97 for x in of) / len(of) for of in (then, now))
-    assert f"{after:.1%} instead of {before:.1%} of {len(now):,} cases on {gpus}" in choosing()
-    assert geomean(now) / geomean(then) > 0.998, "0.1% of the mean"
-    assert after < 0.02
-    assert geomean(now) > 1.09
+def test_pages_say_what_on_slower_leaves() -> None:
+    cases = [case["contenders"] for source in DEFAULT for case in whole(source)]
+    ratios = [case[TORCH]["us"] / case[ON_SLOWER]["us"] for case in cases]
+    scatter = [max(case[name]["spread"] for name in (TORCH, ON_SLOWER)) for case in cases]
+    below = [s for ratio, s in zip(ratios, scatter, strict=True) if ratio < summarise_random.SLOWER]
+    calm = [ratio for ratio, s in zip(ratios, scatter, strict=True) if s <= SCATTER]
+    share, of_calm = len(below) / len(cases), sum(ratio < summarise_random.SLOWER for ratio in calm) / len(calm)
+    assert (
+        f"`on_slower` gives {geomean(ratios):.2f} times cuBLAS, and {share:.1%} of {len(cases):,} cases are below "
+        f"0.97; where repeats agree within {SCATTER:.0%}, {of_calm:.1%} of {len(calm):,}."
+    ) in text("benchmarks")
+    scattered = sum(s > SCATTER for s in below)
+    assert (
+        f"{len(below)} of {len(cases):,} drawn cases are below 0.97, and in {scattered} of these repeats differ by "
+        f"over {SCATTER:.0%}; at worst 1024 x 4096 at M = 1343, at {min(ratios):.2f} |"
+    ) in choosing()
