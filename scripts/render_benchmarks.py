@@ -36,8 +36,7 @@ USUAL = "NVIDIA H200, driver 580.159.04"  # the page's head says it, and tables 
 _MOST_WORDS = 4  # of a command that is shown in full
 _MARK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-_DRAWN, _LLAMA, _ON_H100S = "occasions_drawn", "occasions_llama", "occasions_drawn_h100"
-_DEFAULT = "occasions_default_h100"
+_DRAWN, _LLAMA, _DEFAULT = "occasions_drawn", "occasions_llama", "occasions_default_h100"
 OCCASIONS = (  # the file, its runs, what took part, over what, and what the row says
     (_DRAWN, (0, 1, 2), "ours", "torch", "tuned"),
     (_DRAWN, (0, 1, 2), "on_slower", "torch", 'with `on_slower="torch"`'),
@@ -52,7 +51,6 @@ OCCASIONS = (  # the file, its runs, what took part, over what, and what the row
     (_DEFAULT, (0, 1, 2), "against", "ours", "H100s: `runtime.universal()`, over tuned"),
     (_DEFAULT, (3,), "ours", "torch", "H100: Llama-3.1-8B, tuned"),
     (_DEFAULT, (3,), "on_slower", "torch", "H100: Llama-3.1-8B, `on_slower`"),
-    (_ON_H100S, (4,), "ours", "torch", "H100: the H200s' archive"),
 )
 SERVED = {  # what a row says, and the runs of engines.json that it is of
     "Llama-3.1-8B, bf16": (4, 6, 9, 11),
@@ -167,7 +165,8 @@ def _ratios(rows: Sequence[tuple[str, Sequence[dict[str, Any]]]], what: str) -> 
 def _ratio(line: dict[str, Any] | None) -> str:
     if line is None:
         return ""
-    slower = f", {line['slower']:.0%}" if line["slower"] else ""
+    share = line["slower"]
+    slower = "" if not share else ", <1%" if share < 0.005 else f", {share:.0%}"
     return f"{line['geomean']:.3f} ({line['worst']:.2f}){slower}"
 
 
