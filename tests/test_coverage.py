@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from aot.pack.write import Package
+
 from . import universal_archives
 from .command_line import ALONE, MANIFEST, ROOT, Run, unwrapped
 from .inspected import tables, write
+from .recording_driver import cubin, gemm_record, table
 from .simulated_tuning import scripted, tuned
 
 MODEL = """\
@@ -178,3 +181,23 @@ def test_a_wrong_call_is_one_line(
     result = run("coverage", path, *arguments)
     assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
     assert said in result.err
+
+
+def test_one_recipe_adds_what_all_targets_lack_that_can_have_it(run: Run, tmp_path: Path) -> None:
+    """Blocks have kernels on Hopper alone, and the archive functions for other targets too."""
+    names = {"sm_90a": "one", "sm_100a": "other"}
+    package = Package()
+    for target, name in names.items():
+        package.add_function(gemm_record(name, target=target), cubin(name))
+    package.set_table("gemm", table([]))
+    package.write(tmp_path / "some.aot")
+    config = json.loads(LLAMA.read_text())
+    blocks = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": blocks}))
+    for model, targets in ((LLAMA, ["sm_100a", "sm_90a"]), (tmp_path / "config.json", ["sm_90a"])):
+        out = run("coverage", tmp_path / "some.aot", model, "--tokens", "1,16").out
+        words = [word for target in targets for word in ("--target", target)]
+        manifest, build, tune = commands(out)
+        assert (manifest[-len(words) - 2 : -2], build[:3], tune) == (words, ["aot", "build", "MANIFEST"], TUNE)
+        assert ("some of these layers have no kernel on sm_100a" in out) is (len(targets) == 1)
+        assert run(*manifest[1:-1], tmp_path / f"{len(targets)}.yaml").status == 0

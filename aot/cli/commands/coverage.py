@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -51,7 +52,9 @@ def command(
     of = _manifest(model, wanted)
     with open_archive(archive) as opened:
         serving = Serving(opened)
-        found = coverage(serving, of, serving.everywhere(target, gpu))
+        places = serving.everywhere(target, gpu)  # none where functions are only called by name
+        places = places or [place for each in opened.targets for place in serving.everywhere(each)]
+        found = coverage(serving, of, places)
     missing = sum(bool(layer["m"]["missing"]) for place in found for layer in place["layers"])
     if as_json:
         print_json({"model": of.model, "archive": str(archive), "missing": missing, "places": found})
@@ -60,6 +63,10 @@ def command(
             if i:
                 print()
             print_place(place, of, archive, Asked(model, wanted))
+        if missing:
+            if len(found) > 1:
+                print()
+            print_to_add(found, of, archive, Asked(model, wanted))
     if missing:
         raise typer.Exit(1)
 
@@ -100,10 +107,10 @@ class Asked(NamedTuple):
     def _is_config(self) -> bool:
         return self.model.suffix == ".json"
 
-    def to_add(self, archive: Path, target: str | None, keeps: bool) -> tuple[list[list[str]], str]:
-        """The commands that add layers for a target, and what must be done by hand between them. An entry gives way to
+    def to_add(self, archive: Path, targets: Iterable[str], keeps: bool) -> tuple[list[list[str]], str]:
+        """The commands that add layers for targets, and what must be done by hand between them. An entry gives way to
         one that is built anew, so that `keeps`, where other layers are tuned, takes a manifest of the missing alone."""
-        name, on = printable(str(self.model)), ["--target", target] if target else []
+        name, on = printable(str(self.model)), [word for target in targets for word in ("--target", target)]
         build = ["--base", printable(str(archive)), "-o", "OUT"]
         tune = ["aot", "tune", "OUT", "-o", "TUNED"]
         why = ": a tuned layer that it names would be ranked again, until it is tuned again"
@@ -155,14 +162,21 @@ def print_place(place: dict[str, Any], of: Manifest, archive: Path, asked: Asked
     if by_package := sum(layer["package"] for layer in missing):
         below = f'runtime.load([runtime.universal(), "{printable(str(archive))}"])'
         print_wrapped(f"the package's archive predicts for {by_package} of these, if it is loaded below: {below}")
-    _print_to_add(place, archive, asked)
 
 
-def _print_to_add(place: dict[str, Any], archive: Path, asked: Asked) -> None:
-    """The commands that add what is missing, and keep what is tuned."""
-    served = [layer["m"] for layer in place["layers"] if not layer["m"]["missing"]]
-    commands, by_hand = asked.to_add(archive, place["target"], any(m["tuned"] or m["beyond"] for m in served))
-    print("to add them:")
+def print_to_add(places: Sequence[dict[str, Any]], of: Manifest, archive: Path, asked: Asked) -> None:
+    """The commands that add what kinds of GPU miss, and keep what is tuned: for the targets that have kernels for every
+    layer, or where none has, all, so that the first command says what is lacking."""
+    from ...problem.model_config import default_targets
+
+    lacking = [place for place in map(cleaned, places) if any(layer["m"]["missing"] for layer in place["layers"])]
+    served = [layer["m"] for place in lacking for layer in place["layers"] if not layer["m"]["missing"]]
+    named = list(dict.fromkeys(place["target"] for place in lacking if place["target"]))
+    targets = default_targets([item.signature for item in of.items()], named) or named
+    if left := [target for target in named if target not in targets]:
+        print_wrapped(f"some of these layers have no kernel on {', '.join(left)}")
+    commands, by_hand = asked.to_add(archive, targets, any(m["tuned"] or m["beyond"] for m in served))
+    print(f"to add {'them' if len(lacking) == 1 else 'what is missing'}:")
     for words in commands:
         print_command(words, first="  ")
     if by_hand:
