@@ -111,18 +111,13 @@ def tune(task: Task) -> Generator[Job, Answer, TunedForm]:
 
 
 def table(
-    archive: Archive,
-    tuned: Mapping[int, TunedForm],
-    rejected: Collection[str],
-    gpu: Gpu,
-    besides: Iterable[Time] = (),
+    archive: Archive, tuned: Mapping[int, TunedForm], rejected: Collection[str], gpu: Gpu
 ) -> dict[str, Any] | None:
     """The archive's universal table without rejected functions; None where that leaves nothing, or there was none.
 
-    `tuned` has every form that `to_tune` gave, or none: then they are marked as checked on `gpu`, and their estimates
-    are corrected by what was measured, and by times `besides`, of any kind of GPU; not where they were checked on
-    another kind first, by whose times they are corrected already: estimates know kinds by their rates, and have room
-    for one kind's corrections.
+    `tuned` has every form that `to_tune` gave, or none: they are marked as checked on `gpu`, and their estimates are
+    corrected by what was measured; not where they were checked on another kind first, by whose times they are corrected
+    already: estimates know kinds by their rates, and have room for one kind's corrections.
     """
     there = read(archive)
     if there is None:
@@ -135,7 +130,6 @@ def table(
         for signature, found in one.times
         if (us := {universal.choices_of(known[n]): t for n, t in found.short_us().items() if n in known})
     ]
-    measured += besides
     rows = []
     for place, form in enumerate(forms):
         left = universal.without(form.source(), rejected)
