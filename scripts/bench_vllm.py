@@ -12,9 +12,11 @@ say how its weights are quantised. With --beside-stock each model runs without a
 at once, so the GPU must hold them all, and measure in turn, repeat by repeat. Each has --kv-gb for its cache. Answers
 of the two are compared, or with --against those of one run with another's: log-probabilities of a given text, and
 greedy tokens up to the first that differs. Two runs of vLLM itself that differ in how GEMMs are computed say how much
-is to be expected: for --most-difference take twice their mean difference of log-probabilities. What is compiled, from
-before an engine starts until all was measured, is counted by whose code asked for it (compilations.py). With
---reload-minutes the archives are rewritten and loaded again under random requests, before answers are compared.
+is to be expected: --stock-again makes the second beside the others, such as with TORCH_BLAS_PREFER_CUBLASLT=1 in bf16
+or VLLM_DISABLED_KERNELS=CutlassFP8ScaledMMLinearKernel in fp8, and then --most-difference is twice their mean
+difference of log-probabilities, if it is not given. What is compiled, from before an engine starts until all was
+measured, is counted by whose code asked for it (compilations.py). With --reload-minutes the archives are rewritten and
+loaded again under random requests, before answers are compared.
 
 The exit status is 1 where an archive was to serve and no layer is served, or none of a model's experts, where a
 compiler was started for this project's kernels, where answers differ by more than --most-difference, or where not all
@@ -54,6 +56,7 @@ _INT4_WORDS = "qweight", "qzeros", "weight_packed", "weight_zero_point"  # how p
 _INT4_DEVIATION = 5.5  # of a code less 8, or less a zero point: between those of each
 _PROJECTIONS = tuple(f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down"))
 BOTH = STOCK, SERVED = "stock", "served"
+AGAIN = "stock again"
 ANSWER_PROMPTS, ANSWER_TOKENS, TEXT_TOKENS = 32, 64, 512
 MEAN_DIFFERENCE = "log-probabilities, mean difference"
 
@@ -64,6 +67,8 @@ def main() -> int:
         return _beside_stock(options)
     if len(options.model) > 1:
         raise ArgumentError("several models are for --beside-stock; run this for each by itself")
+    if options.stock_again:
+        raise ArgumentError("--stock-again takes --beside-stock, which runs stock a first time")
     if options.most_difference is not None and not options.against:
         raise ArgumentError("--most-difference takes --against or --beside-stock, which say what answers differ from")
     (model,) = options.model
@@ -177,25 +182,33 @@ def _beside_stock(options: argparse.Namespace) -> int:
     of_served = [f"--archive={path}" for path in options.archive]
     of_served += [f"--zero={options.zero}"] if options.zero else []
     of_served += [f"--reload-minutes={options.reload_minutes}"] if options.reload_minutes else []
+    names = (*BOTH, AGAIN) if options.stock_again else BOTH
     with tempfile.TemporaryDirectory() as folder:
-        files = {(m, name): Path(folder) / f"{i}_{name}.json" for i, m in enumerate(options.model) for name in BOTH}
+        files = {(m, name): Path(folder) / f"{i}_{name}.json" for i, m in enumerate(options.model) for name in names}
         commands = {}
         for i, ((model, name), file) in enumerate(files.items()):
             more = of_served if name == SERVED else []
             words = [str(model), *_of_one_engine(options), *more, "--out", str(file)]
-            commands[f"{i // len(BOTH)} {model.name}, {name}"] = [sys.executable, __file__, *words]
+            first = ["env", *options.stock_again] if name == AGAIN else []
+            commands[f"{i // len(names)} {model.name}, {name}"] = [*first, sys.executable, __file__, *words]
         statuses = turns.run(commands, options.timeout)
         found = {key: json.loads(file.read_text()) for key, file in files.items() if file.exists()}
     for what, status in statuses.items():
         if status:
             print(f"{what}: " + (f"exit status {status}" if status > 0 else f"ended by signal {-status}"))
     different = False
-    done = [model for model in options.model if all((model, name) in found for name in BOTH)]
+    done = [model for model in options.model if all((model, name) in found for name in names)]
     if done:
         environment = found[done[0], STOCK]["environment"]
-        runs = [_of_both(*(found[m, name] for name in BOTH)) for m in done]
+        runs = [_of_engines({name: found[m, name] for name in names}) for m in done]
+        if options.stock_again:
+            runs = [run | {"again_with": options.stock_again} for run in runs]
         write(options.out, environment, runs=runs)
-        different = differs([{"model": run["model"], **run[SERVED]} for run in runs], options.most_difference)
+        for run in runs:
+            most = options.most_difference
+            if most is None and AGAIN in run:
+                most = 2 * run[AGAIN]["compared"][MEAN_DIFFERENCE]
+            different |= differs([{"model": run["model"], **run[SERVED]}], most)
     return 1 if any(statuses.values()) or len(done) < len(options.model) or different else 0
 
 
@@ -209,17 +222,20 @@ def _of_one_engine(options: argparse.Namespace) -> list[str]:
     return [*words, *(["--unquantised"] if options.unquantised else [])]
 
 
-def _of_both(stock: dict[str, Any], served: dict[str, Any]) -> dict[str, Any]:
-    """The results of a model's two engines as one, printed too."""
-    print(f"--- {stock['model']}")
-    _compare(served, STOCK, stock)
-    print(f"{'ready after, s: stock, served':40} {stock['ready_s']}, {served['ready_s']}")
+def _of_engines(engines: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The results of a model's engines as one, all compared with stock's, printed too."""
+    stock = engines[STOCK]
+    for name, other in engines.items():
+        if name != STOCK:
+            print(f"--- {stock['model']}, {name}")
+            _compare(other, STOCK, stock)
+    print(f"{'ready after, s: stock, served':40} {stock['ready_s']}, {engines[SERVED]['ready_s']}")
     kept: dict[str, Any] = {k: stock.pop(k) for k in ("model", "unquantised", "model_layers") if k in stock}
-    for each in (stock, served):
+    for each in engines.values():
         each.pop("answers")
         for name in (*kept, "environment", "commit", "date", "command"):
             each.pop(name, None)
-    return {**kept, STOCK: stock, SERVED: served}
+    return {**kept, **engines}
 
 
 def _options() -> argparse.ArgumentParser:
@@ -235,6 +251,8 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--zero", help="set this weight to 0 beside the archives, to see that answers differ")
     most = "status 1 where log-probabilities differ from the other run's by more, on average"
     parser.add_argument("--most-difference", type=float, metavar="X", help=most)
+    again = "run stock again with this in its environment, beside the others; may be repeated"
+    parser.add_argument("--stock-again", action="append", default=[], metavar="NAME=VALUE", help=again)
     parser.add_argument("--against", type=Path, help="the result file of another run to compare with")
     out_argument(parser)
     return parser

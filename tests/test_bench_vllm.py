@@ -153,7 +153,8 @@ def run_both(
             result = {"decode": rates, "prefill": {}, "answers": answers, "ready_s": 5.0, "environment": {}}
             if status == 0:
                 file = Path(command[command.index("--out") + 1])
-                file.write_text(json.dumps(result | {"model": Path(command[2]).name, "unquantised": False}))
+                model = Path(command[command.index(bench_vllm.__file__) + 1]).name
+                file.write_text(json.dumps(result | {"model": model, "unquantised": False}))
         return dict(zip(commands, statuses, strict=True))
 
     monkeypatch.setattr(turns, "run", run)
@@ -203,6 +204,37 @@ def test_what_fails_or_takes_too_long_is_status_1_and_the_rest_is_kept(
     assert status == 1
     assert [run["model"] for run in document["runs"]] == ["a"]
     assert says in capsys.readouterr().out
+
+
+def test_stock_runs_again_as_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    again = "--stock-again", "TORCH_BLAS_PREFER_CUBLASLT=1", "--stock-again", "A=b"
+    status, commands, document = run_both(monkeypatch, tmp_path, (0,) * 6, *again)
+    assert list(commands)[:3] == ["0 a, stock", "0 a, served", "0 a, stock again"]
+    assert commands["0 a, stock again"][:4] == ["env", "TORCH_BLAS_PREFER_CUBLASLT=1", "A=b", sys.executable]
+    assert not any("archive" in word for word in commands["0 a, stock again"])
+    run = document["runs"][0]
+    assert run["again_with"] == ["TORCH_BLAS_PREFER_CUBLASLT=1", "A=b"]
+    assert [run[n]["compared"][bench_vllm.MEAN_DIFFERENCE] for n in ("served", "stock again")] == [0.5, 1.0]
+    assert status == 0
+
+
+def test_an_engine_that_is_further_from_stock_than_stock_again_twice_is_status_1(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    means = iter([1.01, 0.5] * 2)
+
+    def compare(figures: dict[str, Any], name: str, against: Any) -> None:
+        figures["compared"] = {"with": name, bench_vllm.MEAN_DIFFERENCE: next(means)}
+
+    monkeypatch.setattr(bench_vllm, "_compare", compare)
+    assert run_both(monkeypatch, tmp_path, (0,) * 6, "--stock-again", "A=b")[0] == 1
+    assert "mean difference to stock is 1.01, not within 1.0" in capsys.readouterr().out
+
+
+def test_stock_again_without_the_first_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench_vllm.py", "model", "--stock-again", "A=b"])
+    assert report.ends(bench_vllm.main) == 2
+    assert "--stock-again takes --beside-stock" in capsys.readouterr().err
 
 
 def test_two_runs_without_an_archive_are_refused(
