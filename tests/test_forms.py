@@ -172,6 +172,13 @@ def test_show_predicts_for_the_kind_that_the_functions_were_checked_on(run: Run,
         assert (found["gpu"]["multiprocessors"], found["choices"][0]["us"]) == (sms, sms)
 
 
+def test_a_layer_that_no_manifest_has_may_be_asked_for_by_n_and_k(run: Run, archive: Path) -> None:
+    result = run("explain", archive, "qkv", "--m", 3)
+    assert (result.status, result.out) == (2, "")
+    assert "give --n and --k, of which forms serve any" in result.err
+    assert run("explain", archive, "--n", 520, "--k", 512, "--m", 3).status == 0
+
+
 def test_show_of_a_form_asks_for_an_n_and_a_k(run: Run, archive: Path) -> None:
     result = run("show", archive, FORM_NAME)
     assert (result.status, result.out) == (2, "")

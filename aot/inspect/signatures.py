@@ -62,7 +62,8 @@ def _named(archive: Archive, serving: Serving, layer: str, m: int) -> list[Any]:
         if function := function_named(archive, layer):
             return _served_by(archive, serving, function, m)
         near = did_you_mean(layer, known or list(entries))
-        raise UnknownName(f"{archive.path}: no manifest has a layer {layer!r}, and it is no signature; {near}")
+        forms = "; or give --n and --k, of which forms serve any" if serving.precedence.universal else ""
+        raise UnknownName(f"{archive.path}: no manifest has a layer {layer!r}, and it is no signature; {near}{forms}")
     return list(dict.fromkeys(s for s in found if s is not None))
 
 
