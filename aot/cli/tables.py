@@ -44,7 +44,7 @@ def ratio(times: float | None) -> str:
 
 
 def kind(gpu: dict[str, Any] | None) -> str:
-    """A kind of GPU, such as "NVIDIA H200 (132 SMs, 4917 GB/s)"; empty for any."""
+    """A kind of GPU, such as "NVIDIA H200 (132 SMs, 4800 GB/s)"; empty for any."""
     return "" if gpu is None else Gpu(**gpu).words()
 
 

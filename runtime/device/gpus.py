@@ -26,7 +26,7 @@ class Gpu(NamedTuple):
         return self.name == other.name and self.multiprocessors == other.multiprocessors
 
     def words(self) -> str:
-        """Such as "NVIDIA H200 (132 SMs, 4917 GB/s)"."""
+        """Such as "NVIDIA H200 (132 SMs, 4800 GB/s)"."""
         rate = f", {self.memory_gbps} GB/s" if self.memory_gbps else ""
         return f"{self.name} ({self.multiprocessors} SMs{rate})"
 

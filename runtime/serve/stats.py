@@ -50,7 +50,7 @@ class Stats(NamedTuple):
       (`capture_workspaces="shared"`).
     - `archives`: the base first; `digest` covers them all; `reloads` that changed something; `replaced`: archives'
       contents that were replaced and are still loaded (`Library.drop_old`).
-    - `gpu`: which kind of GPU this is, such as "NVIDIA H200 (132 SMs, 4917 GB/s)", None before the first use;
+    - `gpu`: which kind of GPU this is, such as "NVIDIA H200 (132 SMs, 4800 GB/s)", None before the first use;
       `tuned_for`: on which kinds the entries that serve here were tuned.
     - `native`: whether native code was found and is in use; where it was not, launches take longer.
     """
