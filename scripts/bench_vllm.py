@@ -176,6 +176,8 @@ def _beside_stock(options: argparse.Namespace) -> int:
     """Run this script for each model without the archives and with them, and write all results as one."""
     if not options.archive or options.against:
         raise ArgumentError("--beside-stock takes --archive, and makes the run that it is compared with itself")
+    if wrong := [each for each in options.stock_again if not each.partition("=")[0] or "=" not in each]:
+        raise ArgumentError(f"--stock-again takes NAME=VALUE, found {wrong[0]!r}")
     for model in options.model:
         with _folder(model, unquantised=False):
             pass

@@ -1,7 +1,8 @@
 """Fit the trees of `aot.search.boosted` to kept times, and say how good choices by them are.
 
     pip install lightgbm numpy
-    python scripts/fit_trees.py benchmarks/*_h[12]00.json.xz runtime/universal.aot -o aot/search/boosted.json
+    python scripts/fit_trees.py benchmarks/{drawn,one_tile,ragged,variants}_*.json.xz runtime/universal.aot \
+        -o aot/search/boosted.json
 
 What is fitted is the logarithm of measured over estimated time, less its median over the problem's good functions. A
 function weighs the less, the further behind the problem's best it is, since only good ones are chosen, and a problem by

@@ -237,6 +237,15 @@ def test_stock_again_without_the_first_is_refused(monkeypatch: pytest.MonkeyPatc
     assert "--stock-again takes --beside-stock" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("word", ["TORCH_BLAS_PREFER_CUBLASLT", "=1"])
+def test_what_is_no_variable_of_an_environment_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    status, commands, _ = run_both(monkeypatch, tmp_path, (), "--stock-again", word)
+    assert (status, commands) == (2, {})
+    assert f"--stock-again takes NAME=VALUE, found {word!r}" in capsys.readouterr().err
+
+
 def test_two_runs_without_an_archive_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -229,3 +229,26 @@ def test_pages_say_what_on_slower_leaves() -> None:
         f"{len(below)} of {len(cases):,} drawn cases are below 0.97, and in {scattered} of these repeats differ by "
         f"over {SCATTER:.0%}; at worst 1024 x 4096 at M = 1343, at {min(ratios):.2f} |"
     ) in choosing()
+
+
+def test_the_page_says_where_h100s_are_slower_than_cublas() -> None:
+    cases = [case for source in DEFAULT for case in whole(source)]
+    sizes = [tuple(map(int, re.findall(r"_n(\d+)_k(\d+)", case["signature"])[0])) for case in cases]
+    us = [case["contenders"][TORCH]["us"] for case in cases]
+    slow = [t / case["contenders"][OURS]["us"] < summarise_random.SLOWER for t, case in zip(us, cases, strict=True)]
+    found = list(zip(cases, sizes, us, slow, strict=True))
+    large = [(k, t, is_slow) for case, (_, k), t, is_slow in found if case["m"] >= 512]
+    groups = (
+        [is_slow for k, t, is_slow in large if t > 15 and k >= 8192],
+        [is_slow for k, t, is_slow in large if t > 15 and k < 8192],
+        [is_slow for _, t, is_slow in large if t <= 15],
+    )
+    deep, others, short = (f"{sum(group) / len(group):.0%}" for group in groups)
+    of_all = f"{sum(groups[2]) / sum(is_slow for _, _, is_slow in large):.0%}"
+    said = re.sub(r"\d+% \(", "(", text("choosing"))
+    assert (
+        f"15 us, ({deep}) if K is 8192 or more and ({others}) if it is less; where cuBLAS takes less, ({short})" in said
+    )
+    assert f"which are a third ({of_all}) of all cases below" in said
+    of_one = [is_slow for case, size, _, is_slow in found if size == (2048, 4096) and 65 <= case["m"] <= 511]
+    assert f"{sum(of_one)} of its {len(of_one)} cases are below" in said
