@@ -89,7 +89,7 @@ def test_the_page_says_what_engines_compiled_and_reloaded() -> None:
     said = f"ptxas {min(by['ptxas'])} to {max(by['ptxas'])} times and gcc {min(by['gcc'])} or {max(by['gcc'])} times."
     assert said in text("vllm")
     warmup = document["deep_gemm_warmup"]
-    said = f"{warmup['gemms']:,}, of which {warmup['compiled']} took {warmup['s']} s on {warmup['cores']} cores."
+    said = f"{warmup['gemms']:,}; {warmup['compiled']} took {warmup['s']} s on {warmup['cores']} cores."
     assert said in text("vllm")
     reloads = [each["reloads"] for each in served if "reloads" in each]
     requests, count, minutes = (sum(each[name] for each in reloads) for name in ("requests", "reloads", "minutes"))
