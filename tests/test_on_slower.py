@@ -246,6 +246,74 @@ def test_numbers_of_rows_that_are_torchs_are_not_planned_from_others(
     assert len(driver.launches) == 3
 
 
+def rows_scaled(m: int) -> dict[str, Any]:
+    return {"a": fp8(m, K), "b": fp8(N, K), "scale_a": f32(m, 1), "scale_b": f32(1, N), "dtype": "bf16"}
+
+
+def plain(m: int) -> dict[str, Any]:
+    return {"a": FakeTensor((m, K)), "b": FakeTensor((N, K))}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        plain,
+        rows_scaled,
+        lambda m: plain(m) | {"bias": FakeTensor((N,))},
+        lambda m: plain(m) | {"out": FakeTensor((m, N))},
+        lambda m: plain(m) | {"dtype": "bf16"},
+    ],
+)
+def test_other_rows_that_are_torchs_cost_little_more_than_known_ones(
+    library: Library, torch: FakeTorch, monkeypatch: pytest.MonkeyPatch, call: Any
+) -> None:
+    """Whether torch or a kernel served the first such call; and those that come again are looked up."""
+    for m in (20, 8):
+        library.gemm(**call(m))
+    no_slow_path(monkeypatch)
+    for m in (7, 200, 21, 7, 5000):
+        given = call(m)
+        found = library.gemm(**given)
+        assert found.shape == (m, N)
+        assert found is given.get("out", found)
+    assert library.stats().given_to_torch == len(torch.products) == 5
+    assert [next(x.shape[0] for x in xs if x.shape[-1] == K) for _, xs, _ in torch.products] == [8, 7, 200, 7, 5000]
+    monkeypatch.setattr(Library, "_grow", lambda *_: pytest.fail("it was not looked up"))
+    library.gemm(**call(5000))
+
+
+def test_other_rows_that_torch_refuses_are_the_archives(
+    library: Library, torch: FakeTorch, driver: RecordingDriver
+) -> None:
+    library.gemm(**plain(8))
+    torch.refuses = "mm"
+    assert library.gemm(**plain(7)).shape == (7, N)
+    torch.refuses = ""
+    library.gemm(**plain(7))
+    assert (len(torch.products), len(driver.launches)) == (1, 2)
+
+
+def test_other_rows_of_tensors_that_share_memory_are_refused(library: Library, torch: FakeTorch) -> None:
+    """Where the memory of the first call's rows would not be shared."""
+    a, b, rows = FakeTensor((200, K)), FakeTensor((N, K)), 4
+    library.gemm(FakeTensor((rows, K)), b, out=FakeTensor((rows, N), pointer=a.pointer + 2 * rows * K))
+    beyond = FakeTensor((200, N), pointer=a.pointer + 2 * rows * K)
+    with pytest.raises(ArgumentError, match="out shares memory with a"):
+        library.gemm(a, b, out=beyond)
+    assert len(torch.products) == 1
+
+
+def test_other_rows_of_factors_of_blocks_are_looked_at_again(
+    library: Library, torch: FakeTorch, driver: RecordingDriver
+) -> None:
+    """As torch takes them only column after column, for a multiple of 4 rows."""
+    b, scales = fp8(N, K), {"scale_b": f32(2, 4), "dtype": "bf16"}
+    for m in (8, 4):
+        library.gemm(fp8(m, K), b, scale_a=f32(m, 4, strides=(1, 8)), **scales)
+    assert [x[0].shape[0] for _, x, _ in torch.products] == [8]
+    assert len(driver.launches) == 1
+
+
 def test_preload_leaves_to_torch_what_is_torchs(library: Library, torch: FakeTorch, driver: RecordingDriver) -> None:
     library.preload(tokens=[5, 20])
     for m in (5, 20):

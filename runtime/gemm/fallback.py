@@ -180,6 +180,11 @@ def lie_for_torch(signature: Signature, views: Mapping[str, TensorView]) -> bool
     )
 
 
+def rows_matter(signature: Signature) -> bool:
+    """Whether `lie_for_torch` may say otherwise of the same call with other rows."""
+    return signature.scaling == "block"
+
+
 class TorchCall:
     """torch's own call for calls of `gemm` that are alike but for their pointers; `count` is called after each."""
 
@@ -198,6 +203,15 @@ class TorchCall:
         self._torch, self._run, self._count, self._shape = sys.modules["torch"], run, count, shape
         self._compute = self._flattened if signature.batch == 1 and len(shape) != 2 else run
         self._checks = PointerChecks.of(tuple(views.values()), [1] * len(views), [tuple(views).index("d")])
+
+    def with_rows(self, more: int, steps: Sequence[int]) -> TorchCall:
+        """This for matrices with `more` rows; `steps` are the bytes from row to row of each operand, 0 where it has
+        none."""
+        grown: TorchCall = object.__new__(TorchCall)
+        grown._torch, grown._run, grown._count, grown._compute = self._torch, self._run, self._count, self._run
+        grown._shape = (self._shape[0] + more, *self._shape[1:])
+        grown._checks = self._checks.grown(more, steps)
+        return grown
 
     def __call__(self, a: Any, b: Any, out: Any, stream: Any, operands: Sequence[Any] = _NO_OPERANDS) -> Any:
         """Compute: gives `out`, or a new tensor; None, and nothing was done, where tensors have no memory or `out` has

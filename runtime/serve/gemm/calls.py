@@ -1,8 +1,8 @@
 """The call path of `Library.gemm`, from a caller's tensors to a launch.
 
-Four ways, the fastest first: the native table; a plan that is found by the key of a call of torch tensors; a plan grown
-from one for other rows; and a first call, which finds out what is asked for, chooses, loads and plans. Each leaves to
-the next what it cannot vouch for. Knows nothing of files and reloads.
+Four ways, the fastest first: the native table; a plan, or torch's call where torch is faster, that is found by the key
+of a call of torch tensors; one grown from that for other rows; and a first call, which finds out what is asked for,
+chooses, loads and plans. Each leaves to the next what it cannot vouch for. Knows nothing of files and reloads.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from ...gemm.call import (
     matrices,
     refuse_unknown,
 )
-from ...gemm.fallback import TorchCall, lie_for_torch, torch_gemm, torch_runs
+from ...gemm.fallback import TorchCall, lie_for_torch, rows_matter, torch_gemm, torch_runs
 from ...gemm.signature import Signature
+from ...gemm.universal import AnyEntry
 from ...native import native_table
 from ...numbers.dtypes import DTYPES
 from ...program.outputs import on_stream
@@ -35,7 +36,7 @@ from ..serving import Serving
 from .keys import Call, key_of_plain, rows_of, shape_key, steps_of
 from .plan import GemmPlan
 from .request import Request, request_of, residual_beside
-from .row_plans import Known, RowPlans
+from .row_plans import Known, KnownOfTorch, RowPlans
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -179,13 +180,16 @@ class GemmCalls(Serving):
             of_torch = self._now_torch_calls.get(key)
             if of_torch is not None:
                 result = of_torch(call.a, call.b, call.out, call.stream, call.operands)
-                if result is not None:
-                    return result
-            grown = self._grow(call, key)
-            if grown is not None:
-                result = self._launch(grown, call.a, call.b, call.out, call.stream, call.operands)
-                if result is not None:
-                    return result
+            else:
+                grown = self._grow(call, key)
+                if isinstance(grown, TorchCall):
+                    result = self._by_torch(grown, call, key)
+                elif grown is not None:
+                    result = self._launch(grown, call.a, call.b, call.out, call.stream, call.operands)
+                else:
+                    result = None
+            if result is not None:
+                return result
         return self._first(call)
 
     def _first(self, call: Call) -> Any:
@@ -289,7 +293,8 @@ class GemmCalls(Serving):
         """
         now, call, signature, out = self._now, request.call, request.signature, request.out
         try:
-            if not now.entries.entry(signature).torch_is_faster(views["a"].shape[-2]):
+            entry = now.entries.entry(signature)
+            if not entry.torch_is_faster(views["a"].shape[-2]):
                 return False
         except KernelMiss:  # which is told of, or falls back, as any other
             return False
@@ -302,27 +307,54 @@ class GemmCalls(Serving):
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 _log.warning("%s: torch was faster and does not take this here: %s", signature.key(), reason)
             return False
-        key = call._replace(out=None if request.allocated and call.stream is None else out).key()
+        call = call._replace(out=None if request.allocated and call.stream is None else out)
         with self._lock:
             if self._now is now and not self._closed:
-                remember(now.plans.torch_calls, key, given)
+                remember(now.plans.torch_calls, call.key(), given)
+                like = call._replace(out=None) if request.allocated else call
+                of_rows = None if rows_matter(signature) else self._of_rows(like, entry)
+                if of_rows is not None:
+                    rows, alike = of_rows
+                    alike.of_torch = KnownOfTorch(given, rows, steps_of(call, tuple(views.values()), rows))
         return True
+
+    def _by_torch(self, grown: TorchCall, call: Call, key: tuple[Any, ...]) -> Any:
+        """Let torch compute a call as it did calls with other rows, and those like it from now on; None, and nothing
+        was done, where it does not take this one."""
+        plans = self._now.plans
+        try:
+            result = grown(call.a, call.b, call.out, call.stream, call.operands)
+        except (RuntimeError, TypeError, ValueError):  # `_give` asks it again, and tells
+            return None
+        if result is not None:
+            with self._lock:
+                remember(plans.torch_calls, key, grown)
+        return result
 
     def _keep_rows(self, call: Call, found: GemmPlan, views: tuple[TensorView, ...]) -> None:
         """Remember a plan of torch tensors for calls with other numbers of rows. The caller holds the lock."""
-        asked = rows_of(call, call.key()) if found.entry.signature.rows_alone else None
+        of_rows = self._of_rows(call, found.entry)
+        if of_rows is not None:
+            rows, alike = of_rows
+            alike.keep(Known(found, rows, steps_of(call, views, rows)))
+
+    def _of_rows(self, call: Call, entry: AnyEntry) -> tuple[int, RowPlans] | None:
+        """The rows of a call of torch tensors that `entry` serves, and where calls like it but for these are kept; None
+        where more of such calls differs. The caller holds the lock."""
+        asked = rows_of(call, call.key()) if entry.signature.rows_alone else None
         if asked is None:
-            return
+            return None
         rows, alike = asked
         known = self._now.plans.by_rows
         if alike not in known:
-            remember(known, alike, RowPlans(found.entry))
-        known[alike].keep(Known(found, rows, steps_of(call, views, rows)))
+            remember(known, alike, RowPlans(entry))
+        return rows, known[alike]
 
-    def _grow(self, call: Call, key: tuple[Any, ...]) -> GemmPlan | None:
-        """Make a plan for a call of torch tensors that is like one before but for its rows; None where none is.
+    def _grow(self, call: Call, key: tuple[Any, ...]) -> GemmPlan | TorchCall | None:
+        """Make a plan for a call of torch tensors that is like one before but for its rows, or find torch's call where
+        torch serves so many; None where none was like it.
 
-        A fraction of the work of the first call of a shape. Pointers are for `_launch` to check.
+        A fraction of the work of the first call of a shape. Pointers are for `_launch`, or torch's call, to check.
         """
         if call.out is None and call.stream is not None:
             return None  # every such call is a first one
@@ -336,8 +368,10 @@ class GemmCalls(Serving):
         with self._lock:
             plans = self._now.plans
             like = None if plans.preloaded and rows in plans.preloaded.tokens else plans.by_rows.get(alike)
-            if like is None or (self._options.on_slower == "torch" and like.entry.torch_is_faster(rows)):
+            if like is None:
                 return None
+            if self._options.on_slower == "torch" and like.entry.torch_is_faster(rows):
+                return None if like.of_torch is None else like.of_torch.with_rows(rows)
             known = like.find(rows)
             plan = None if known is None else known.gemm.function.plan_rows(known.gemm.plan, rows)
             if known is None or plan is None:
