@@ -307,9 +307,9 @@ def test_other_rows_of_factors_of_blocks_are_looked_at_again(
     library: Library, torch: FakeTorch, driver: RecordingDriver
 ) -> None:
     """As torch takes them only column after column, for a multiple of 4 rows."""
-    b, scales = fp8(N, K), {"scale_b": f32(2, 4), "dtype": "bf16"}
+    b, scale_b = fp8(N, K), f32(2, 4)
     for m in (8, 4):
-        library.gemm(fp8(m, K), b, scale_a=f32(m, 4, strides=(1, 8)), **scales)
+        library.gemm(fp8(m, K), b, scale_a=f32(m, 4, strides=(1, 8)), scale_b=scale_b, dtype="bf16")
     assert [x[0].shape[0] for _, x, _ in torch.products] == [8]
     assert len(driver.launches) == 1
 
