@@ -32,7 +32,7 @@ class Served(NamedTuple):
 
 
 DECODED = {
-    "bf16": Served((4, 6, 9, 11), 2, (108, 113)),
+    "bf16": Served((4, 6, 9, 11, 26), 2, (108, 113)),
     "fp8 by channel and token": Served((5, 7), 1, (59, 66)),
     "fp8 by blocks": Served((8, 10), 1, (63, 75)),
     "fp8 by blocks, stock with DeepGEMM": Served((12,), 1, (63, 75)),

@@ -36,24 +36,23 @@ USUAL = "NVIDIA H200, driver 580.159.04"  # the page's head says it, and tables 
 _MOST_WORDS = 4  # of a command that is shown in full
 _MARK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-_DRAWN, _LLAMA, _DEFAULT = "occasions_drawn", "occasions_llama", "occasions_default_h100"
+_H200, _H100 = "occasions_default_h200", "occasions_default_h100"
 OCCASIONS = (  # the file, its runs, what took part, over what, and what the row says
-    (_DRAWN, (0, 1, 2), "ours", "torch", "tuned"),
-    (_DRAWN, (0, 1, 2), "on_slower", "torch", 'with `on_slower="torch"`'),
-    (_DRAWN, (0, 1, 2), "against", "torch", "`runtime.universal()`"),
-    (_DRAWN, (0, 1, 2), reduce_results.UNSEEN, "torch", "N x K never seen"),
-    (_DRAWN, (0, 1, 2), "against", "ours", "`runtime.universal()`, over tuned"),
-    (_LLAMA, (7, 8, 9), "ours", "torch", "Llama-3.1-8B, tuned"),
-    (_DEFAULT, (0, 1, 2), "ours", "torch", "H100s: tuned"),
-    (_DEFAULT, (0, 1, 2), "on_slower", "torch", "H100s: `on_slower`"),
-    (_DEFAULT, (0, 1, 2), "against", "torch", "H100s: `runtime.universal()`"),
-    (_DEFAULT, (0, 1, 2), reduce_results.UNSEEN, "torch", "H100s: N x K never seen"),
-    (_DEFAULT, (0, 1, 2), "against", "ours", "H100s: `runtime.universal()`, over tuned"),
-    (_DEFAULT, (3,), "ours", "torch", "H100: Llama-3.1-8B, tuned"),
-    (_DEFAULT, (3,), "on_slower", "torch", "H100: Llama-3.1-8B, `on_slower`"),
+    (_H200, (0, 1, 2), "ours", "torch", "tuned"),
+    (_H200, (0, 1, 2), "on_slower", "torch", 'with `on_slower="torch"`'),
+    (_H200, (0, 1, 2), "against", "torch", "`runtime.universal()`"),
+    (_H200, (0, 1, 2), reduce_results.UNSEEN, "torch", "N x K never seen"),
+    (_H200, (0, 1, 2), "against", "ours", "`runtime.universal()`, over tuned"),
+    (_H200, (3,), "ours", "torch", "Llama-3.1-8B, tuned"),
+    (_H100, (0, 1, 2), "ours", "torch", "H100s: tuned"),
+    (_H100, (0, 1, 2), "on_slower", "torch", "H100s: `on_slower`"),
+    (_H100, (0, 1, 2), "against", "torch", "H100s: `runtime.universal()`"),
+    (_H100, (0, 1, 2), reduce_results.UNSEEN, "torch", "H100s: N x K never seen"),
+    (_H100, (0, 1, 2), "against", "ours", "H100s: `runtime.universal()`, over tuned"),
+    (_H100, (3,), "ours", "torch", "H100: Llama-3.1-8B, tuned"),
 )
 SERVED = {  # what a row says, and the runs of engines.json that it is of
-    "Llama-3.1-8B, bf16": (4, 6, 9, 11),
+    "Llama-3.1-8B, bf16": (4, 6, 9, 11, 26),
     "the same on H100s": (3, 21),
     "the same, two GPUs": (14,),
     "Llama-3.1-8B, AWQ": (2,),

@@ -85,7 +85,9 @@ def estimate_us(v: Variant, form_of: Callable[[Variant], Form], of: Extents, m: 
     memory_rate = machine.memory_gbps * (_RATES.memory_bytes_per_us / H200.memory_gbps)
     memory_us = b_bytes * (1 + _RATES.read_again * (tiles_m - 1)) / memory_rate
     a_bytes = batch * tiles_m * tiles_n * tokens * k * t.bytes_a / t.cluster_n
+    past_n_bytes = batch * tiles_m * (tiles_n * t.tile_n - n) * k * t.bytes  # of B's tiles, which TMA fills with zeros
     l2_us = (b_bytes * tiles_m + a_bytes) / (larger * _RATES.l2_bytes_per_us)
+    l2_us = l2_us + past_n_bytes / (larger * _RATES.past_n_bytes_per_us)
 
     waves = ctas / (larger * t.resident)
     busiest = minimum(t.per_sm, ceil(ctas / machine.multiprocessors))

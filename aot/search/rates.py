@@ -115,6 +115,7 @@ class SmallMRates:
     overlap_us: float  # what a launch gains that may begin early
     memory_bytes_per_us: float
     l2_bytes_per_us: float
+    past_n_bytes_per_us: float  # of tiles of B, rows past N
     read_again: float  # what another row of tiles of D costs, in reads of B
     cycles_per_us: float
     power_macs_per_us: Mapping[int, float]  # of an SM while all are busy; by bytes of an element
