@@ -8,6 +8,7 @@ import pytest
 
 from aot.kernels.sm90.small_m.form import Form
 from aot.kernels.sm90.small_m.plan import HALF_GROUP, Plan, row_of_b
+from aot.search.estimates import Estimates
 from aot.search.legal import illegal, unsuited
 from aot.search.provider import provider
 from aot.search.targets import TARGETS
@@ -76,3 +77,26 @@ def test_forms_that_the_kernel_does_not_have_say_why() -> None:
 def test_no_form_has_so_many_variants_that_listing_them_takes_long() -> None:
     assert 100 < len(variants(PLAIN)) < 350
     assert 100 < len(variants(dataclasses.replace(SCALED, epilogue="swiglu"))) < 350
+
+
+# us of a router (8 x 6144 in bf16) on an H200, by M and choices: tile M x N, CTAs an SM, split-K.
+ROUTER = {
+    (256, (16, 56, 2, 4)): 5.71,
+    (512, (16, 56, 2, 4)): 9.34,
+    (1024, (16, 56, 2, 4)): 14.75,
+    (2048, (16, 64, 1, 2)): 25.5,
+    (512, (64, 48, 1, 4)): 5.57,
+    (1024, (64, 48, 1, 4)): 6.67,
+    (2048, (128, 48, 1, 4)): 10.03,
+}
+
+
+@pytest.mark.parametrize(("of", "us"), ROUTER.items(), ids=str)
+def test_tiles_that_hang_over_n_are_estimated_by_all_their_rows(of: tuple[int, tuple[int, ...]], us: float) -> None:
+    """Rows past N, which TMA fills with zeros, take longer than rows of B do."""
+    m, wanted = of
+    names = "tile_m", "tile_n", "ctas_per_sm", "split_k"
+    router = dataclasses.replace(PLAIN, n=8, k=6144)
+    (v,) = (v for v in variants(router) if (*map(v.integer, names), v.integer("cluster_n")) == (*wanted, 1))
+    (found,) = Estimates([v]).us(router, m)
+    assert found == pytest.approx(us, rel=0.3)
