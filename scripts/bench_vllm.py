@@ -13,10 +13,13 @@ at once, so the GPU must hold them all, and measure in turn, repeat by repeat. E
 of the two are compared, or with --against those of one run with another's: log-probabilities of a given text, and
 greedy tokens up to the first that differs. Two runs of vLLM itself that differ in how GEMMs are computed say how much
 is to be expected: --stock-again makes the second beside the others, such as with TORCH_BLAS_PREFER_CUBLASLT=1 in bf16
-or VLLM_DISABLED_KERNELS=CutlassFP8ScaledMMLinearKernel in fp8, and then --most-difference is twice their mean
-difference of log-probabilities, if it is not given. What is compiled, from before an engine starts until all was
-measured, is counted by whose code asked for it (compilations.py). With --reload-minutes the archives are rewritten and
-loaded again under random requests, before answers are compared.
+or VLLM_DISABLED_KERNELS=CutlassFP8ScaledMMLinearKernel in fp8. If --most-difference is not given, it is then twice
+their mean difference of log-probabilities; where these are equal, as cuBLASLt leaves those of a text, greedy tokens of
+the archives are to agree with stock's for half as long as stock's own. What is compiled, from before an engine starts
+until all was measured, is counted by whose code asked for it (compilations.py). With --reload-minutes the archives are
+rewritten and loaded again under random requests, before answers are compared. With --lengths prompts are prefilled
+whose lengths are new to the process, then others of the same lengths: what a new one takes longer is what a new M
+costs.
 
 The exit status is 1 where an archive was to serve and no layer is served, or none of a model's experts, where a
 compiler was started for this project's kernels, where answers differ by more than --most-difference, or where not all
@@ -32,6 +35,7 @@ import json
 import math
 import multiprocessing.util  # noqa: F401, first: at exit vLLM's finalizers must end engines before this waits for them
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -45,7 +49,7 @@ import compilations
 import reloads
 import traffic
 import turns
-from report import ends, out_argument, write
+from report import ends, geomean, out_argument, write
 from turns import FLAG, Turns
 
 from runtime.errors import ArgumentError
@@ -58,11 +62,18 @@ _PROJECTIONS = tuple(f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up
 BOTH = STOCK, SERVED = "stock", "served"
 AGAIN = "stock again"
 ANSWER_PROMPTS, ANSWER_TOKENS, TEXT_TOKENS = 32, 64, 512
+LENGTHS, MOST_LENGTHS = (513, 4000), 1000  # beyond vLLM's largest CUDA graph; to fit with an answer in max_model_len
+WARM_LENGTHS = 514, 720, 1026, 1440, 2050, 2880, 3602  # never drawn; Triton compiles once more for multiples of 16
 MEAN_DIFFERENCE = "log-probabilities, mean difference"
+GREEDY = "greedy tokens before the first other"
 
 
 def main() -> int:
     options = _options().parse_args()
+    if not 0 <= options.lengths <= MOST_LENGTHS:
+        raise ArgumentError(f"--lengths takes 0 to {MOST_LENGTHS}, found {options.lengths}")
+    if options.traffic_seed != traffic.USUAL_SEED and not options.traffic:
+        raise ArgumentError("--traffic-seed takes --traffic, whose requests it draws")
     if options.beside_stock:
         return _beside_stock(options)
     if len(options.model) > 1:
@@ -117,6 +128,9 @@ def _one_engine(options: argparse.Namespace, model: Path, files: reloads.Files |
 def _measured(engine: Any, options: argparse.Namespace, files: reloads.Files | None) -> dict[str, Any]:
     """All that is measured of an engine, each repeat in a turn of its own."""
     mine = Turns(options.turns)
+    figures: dict[str, Any] = {"decode": {}, "prefill": {}}
+    if options.lengths:  # first, while the engine has computed no such lengths
+        figures["lengths"] = _lengths(engine, mine, options.lengths)
     rates: dict[str, list[float]] = {str(batch): [] for batch in options.batches}
     times: dict[str, list[float]] = {str(tokens): [] for tokens in options.prompts}
     for repeat in range(-1, options.repeats):  # the first warms up
@@ -125,7 +139,6 @@ def _measured(engine: Any, options: argparse.Namespace, files: reloads.Files | N
                 rates[str(batch)].append(_decode(engine, batch, repeat, options.tokens))
             for tokens in options.prompts:
                 times[str(tokens)] += [_prefill(engine, tokens, 2 * repeat + i) for i in range(2)]
-    figures: dict[str, Any] = {"decode": {}, "prefill": {}}
     for batch, found in rates.items():
         middle = statistics.median(found[1:])
         print(f"decode, batch {batch}: {middle:.1f} tokens/s", flush=True)
@@ -136,7 +149,7 @@ def _measured(engine: Any, options: argparse.Namespace, files: reloads.Files | N
         figures["prefill"][tokens] = {"s": round(middle, 5), "all": [round(t, 5) for t in found[2:]]}
     if options.traffic:
         with mine.turn():
-            figures["traffic"] = traffic.measured(engine.llm_engine, _sampling, options.traffic)
+            figures["traffic"] = traffic.measured(engine.llm_engine, _sampling, options.traffic, options.traffic_seed)
         print(f"traffic: {json.dumps(figures['traffic'])}", flush=True)
     if files is not None:
         with mine.turn():
@@ -145,6 +158,23 @@ def _measured(engine: Any, options: argparse.Namespace, files: reloads.Files | N
     with mine.turn():
         figures["answers"] = _answers(engine)
     return figures
+
+
+def _lengths(engine: Any, mine: Turns, count: int) -> dict[str, Any]:
+    """Seconds of a prefill of each of so many lengths that are new to an engine, then of another prompt of the same
+    length, each length in a turn of its own."""
+    with mine.turn():
+        for tokens in WARM_LENGTHS:
+            _prefill(engine, tokens, "warm")
+    found: dict[str, Any] = {"tokens": drawn_lengths(count), "new_s": [], "again_s": []}
+    for tokens in found["tokens"]:
+        with mine.turn():
+            _prefill(engine, WARM_LENGTHS[0], f"before {tokens}")  # or the new one alone would follow a wait
+            for which in ("new", "again"):
+                found[f"{which}_s"].append(round(_prefill(engine, tokens, which), 6))
+    new, again = (1e3 * geomean(found[f"{which}_s"]) for which in ("new", "again"))
+    print(f"prefill of {count} new lengths: {new:.3f} ms, of the same again: {again:.3f} ms", flush=True)
+    return found
 
 
 def _compiled(engine: Any) -> compilations.Counted | None:
@@ -170,6 +200,18 @@ def differs(runs: Iterable[dict[str, Any]], most: float | None) -> bool:
             print(f"{run['model']}: {MEAN_DIFFERENCE} to {run['compared']['with']} is {mean}, not within {most}")
             found = True
     return found
+
+
+def differs_from_stocks(served: dict[str, Any], again: dict[str, Any]) -> bool:
+    """Whether answers of a run differ from stock's by more than twice what a second run of stock's does, `again`; says
+    so in a line."""
+    most = 2 * again["compared"][MEAN_DIFFERENCE]
+    if most:
+        return differs([served], most)
+    agree, least = served["compared"][GREEDY], again["compared"][GREEDY] / 2
+    if agree < least:
+        print(f"{served['model']}: {GREEDY} than stock's are {agree}, fewer than {least}")
+    return bool(agree < least)
 
 
 def _beside_stock(options: argparse.Namespace) -> int:
@@ -207,10 +249,11 @@ def _beside_stock(options: argparse.Namespace) -> int:
             runs = [run | {"again_with": options.stock_again} for run in runs]
         write(options.out, environment, runs=runs)
         for run in runs:
-            most = options.most_difference
-            if most is None and AGAIN in run:
-                most = 2 * run[AGAIN]["compared"][MEAN_DIFFERENCE]
-            different |= differs([{"model": run["model"], **run[SERVED]}], most)
+            served = {"model": run["model"], **run[SERVED]}
+            if options.most_difference is None and AGAIN in run:
+                different |= differs_from_stocks(served, run[AGAIN])
+            else:
+                different |= differs([served], options.most_difference)
     return 1 if any(statuses.values()) or len(done) < len(options.model) or different else 0
 
 
@@ -220,7 +263,8 @@ def _of_one_engine(options: argparse.Namespace) -> list[str]:
     words = [f"--engine={json.dumps({**memory, **options.engine})}"]
     for name in ("batches", "prompts"):
         words.append(f"--{name}={','.join(map(str, getattr(options, name)))}")
-    words += [f"--{name}={getattr(options, name)}" for name in ("tokens", "repeats", "layers", "traffic")]
+    words += [f"--{name}={getattr(options, name)}" for name in ("tokens", "repeats", "layers", "lengths", "traffic")]
+    words.append(f"--traffic-seed={options.traffic_seed}")
     return [*words, *(["--unquantised"] if options.unquantised else [])]
 
 
@@ -243,6 +287,10 @@ def _of_engines(engines: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def _options() -> argparse.ArgumentParser:
     parser = engine_options(__doc__, "vllm.LLM", models="+")
     parser.add_argument("--traffic", type=int, default=0, help="runs of requests of random lengths (traffic.py)")
+    seed = "what those requests are drawn by; another text draws others"
+    parser.add_argument("--traffic-seed", default=traffic.USUAL_SEED, metavar="TEXT", help=seed)
+    lengths = "how many lengths of prompts are prefilled while new to the process, then again; each must fit in a step"
+    parser.add_argument("--lengths", type=int, default=0, metavar="N", help=lengths)
     minutes = "of random requests, with reloads of the archives between them"
     parser.add_argument("--reload-minutes", type=float, default=0.0, metavar="M", help=minutes)
     parser.add_argument("--unquantised", action="store_true", help="leave quantization_config out of config.json")
@@ -453,10 +501,16 @@ def _generate(engine: Any, prompts: list[list[int]], **parameters: Any) -> tuple
 
 def drawn_prompts(count: int, tokens: int, seed: int | str) -> list[list[int]]:
     """Prompts that no other seed has, so that no cache of prefixes knows them."""
-    import random
-
     draw = random.Random(f"{count} {tokens} {seed}")
     return [[draw.randrange(10, 30000) for _ in range(tokens)] for _ in range(count)]
+
+
+def drawn_lengths(count: int) -> list[int]:
+    """So many lengths of prompts, all different and none of WARM_LENGTHS. Fewer are the first of more."""
+    draw, found = random.Random("lengths"), dict.fromkeys(WARM_LENGTHS)
+    while len(found) < len(WARM_LENGTHS) + count:
+        found[traffic.log_uniform(draw, *LENGTHS)] = None
+    return list(found)[len(WARM_LENGTHS) :]
 
 
 def _decode(engine: Any, batch: int, repeat: int, tokens: int) -> float:
@@ -466,7 +520,7 @@ def _decode(engine: Any, batch: int, repeat: int, tokens: int) -> float:
     return batch * (tokens - 1) / (all_s - first_s)
 
 
-def _prefill(engine: Any, tokens: int, repeat: int) -> float:
+def _prefill(engine: Any, tokens: int, repeat: int | str) -> float:
     """Seconds from a prompt to its first token."""
     return _generate(engine, drawn_prompts(1, tokens, f"{repeat} prefill"), max_tokens=1)[0]
 
@@ -489,16 +543,23 @@ def compared(figures: dict[str, Any], against: dict[str, Any]) -> dict[str, floa
         found[f"decode, batch {batch}, x"] = rate["tokens_per_s"] / against["decode"][batch]["tokens_per_s"]
     for tokens, took in figures["prefill"].items():
         found[f"prefill of {tokens}, x"] = against["prefill"][tokens]["s"] / took["s"]
+    if "lengths" in figures and "lengths" in against:
+        for name, which in (("new lengths", "new_s"), ("the same again", "again_s")):
+            mine, theirs = (each["lengths"][which] for each in (figures, against))
+            of_each = zip(theirs, mine, strict=False)  # fewer are the first of more
+            found[f"prefill of {name}, x"] = geomean(a / b for a, b in of_each)
     if "traffic" in figures and "traffic" in against:
-        mine, theirs = (each["traffic"]["at_once"]["tokens_per_s"] for each in (figures, against))
-        found["traffic at once, x"] = mine / theirs
+        of_both = figures["traffic"], against["traffic"]
+        if len({each.get("seed", traffic.USUAL_SEED) for each in of_both}) == 1:  # else of other requests
+            mine, theirs = (each["at_once"]["tokens_per_s"] for each in of_both)
+            found["traffic at once, x"] = mine / theirs
     mine, theirs = figures["answers"], against["answers"]
     pairs = [zip(a, b, strict=True) for a, b in zip(mine["text_logprobs"], theirs["text_logprobs"], strict=True)]
     differences = [abs(a - b) for pair in pairs for a, b in pair]
     found[MEAN_DIFFERENCE] = statistics.fmean(differences)
     found["log-probabilities, largest difference"] = max(differences)
     alike = [_alike(a, b) for a, b in zip(mine["tokens"], theirs["tokens"], strict=True)]
-    found["greedy tokens before the first other"] = statistics.fmean(alike)
+    found[GREEDY] = statistics.fmean(alike)
     return {name: round(value, 4) for name, value in found.items()}
 
 

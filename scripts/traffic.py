@@ -1,7 +1,8 @@
 """Requests of random lengths through an engine of vLLM's: throughput when all come at once, and how long each waits for
 its first token (TTFT) and for every next one (ITL) when they come at random times.
 
-Lengths are log-uniform, times those of a Poisson process, both drawn by a seed: two runs get the same requests.
+Lengths are log-uniform, times those of a Poisson process, both drawn by a seed: two runs get the same requests, which
+meet in the same steps. Only runs with other seeds say how much of the slowest waits is due to that.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 PROMPT_TOKENS, ANSWER_TOKENS = (16, 2048), (8, 256)  # from, to
 AT_ONCE, IN_TURN = 128, 192  # requests
 PER_S = 16.0  # of those that come in turn: a quarter of what two H100s take of an 8B model
+USUAL_SEED = "0"
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,13 @@ def drawn(seed: str, count: int, per_s: float = math.inf) -> list[Request]:
     at, requests = 0.0, []
     for _ in range(count):
         at += draw.expovariate(per_s) if math.isfinite(per_s) else 0.0
-        prompt = tuple(draw.randrange(10, 30000) for _ in range(_log_uniform(draw, *PROMPT_TOKENS)))
-        requests.append(Request(at, prompt, _log_uniform(draw, *ANSWER_TOKENS)))
+        prompt = tuple(draw.randrange(10, 30000) for _ in range(log_uniform(draw, *PROMPT_TOKENS)))
+        requests.append(Request(at, prompt, log_uniform(draw, *ANSWER_TOKENS)))
     return requests
 
 
-def _log_uniform(draw: random.Random, least: int, most: int) -> int:
+def log_uniform(draw: random.Random, least: int, most: int) -> int:
+    """A number from `least` to `most` whose logarithm is as likely to be anywhere between theirs."""
     return round(math.exp(draw.uniform(math.log(least), math.log(most))))
 
 
@@ -75,33 +78,60 @@ def served(
     return came
 
 
+@dataclass
+class Waits:
+    """Seconds that requests waited for their first tokens, and for every next one."""
+
+    first_s: list[float] = field(default_factory=list)
+    between_s: list[float] = field(default_factory=list)
+
+    def add(self, requests: Sequence[Request], came: dict[str, list[float]]) -> None:
+        """Those of some requests, by when their tokens came."""
+        self.first_s += [came[str(number)][0] - request.at_s for number, request in enumerate(requests)]
+        self.between_s += [b - a for times in came.values() for a, b in itertools.pairwise(times)]
+
+    def figures(self) -> dict[str, float]:
+        """Milliseconds to the first token and between tokens: the mean, the median and the 99th percentile of all."""
+        found = {}
+        for name, values in (("ttft", self.first_s), ("itl", self.between_s)):
+            found[f"{name}_mean_ms"] = statistics.fmean(values)
+            found |= {f"{name}_p{percent}_ms": _percentile(values, percent) for percent in (50, 99)}
+        return {name: round(1e3 * value, 3) for name, value in found.items()}
+
+
 def waits(requests: Sequence[Request], came: dict[str, list[float]]) -> dict[str, float]:
-    """Milliseconds to the first token and between tokens, the median and the 99th percentile of all."""
-    first = [came[str(number)][0] - request.at_s for number, request in enumerate(requests)]
-    between = [b - a for times in came.values() for a, b in itertools.pairwise(times)]
-    return {
-        f"{name}_p{percent}_ms": round(1e3 * _percentile(values, percent), 3)
-        for name, values in (("ttft", first), ("itl", between))
-        for percent in (50, 99)
-    }
+    """`Waits.figures` of these requests alone."""
+    found = Waits()
+    found.add(requests, came)
+    return found.figures()
 
 
 def _percentile(values: Iterable[float], percent: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def measured(engine: Any, sampling: Callable[[int], Any], repeats: int, **clocks: Any) -> dict[str, Any]:
-    """Both kinds of traffic, so many times each with other requests, after some that warm up."""
+def measured(
+    engine: Any, sampling: Callable[[int], Any], repeats: int, seed: str = USUAL_SEED, **clocks: Any
+) -> dict[str, Any]:
+    """Both kinds of traffic, so many times each with other requests, after some that warm up.
+
+    The 99th percentile of one repeat's TTFT is that of two requests; "in_turn_pooled" is of all repeats' requests.
+    """
     served(engine, drawn("warm", 16), sampling, **clocks)
-    tokens_per_s, waited = [], []
+    tokens_per_s, waited, pooled = [], [], Waits()
+    which = "" if seed == USUAL_SEED else f", {seed}"
     for repeat in range(repeats):
-        requests = drawn(f"at once {repeat}", AT_ONCE)
+        requests = drawn(f"at once {repeat}{which}", AT_ONCE)
         came = served(engine, requests, sampling, **clocks)
         tokens = sum(len(r.prompt) + r.answer_tokens for r in requests)
         tokens_per_s.append(round(tokens / max(times[-1] for times in came.values()), 1))
-        requests = drawn(f"in turn {repeat}", IN_TURN, PER_S)
-        waited.append(waits(requests, served(engine, requests, sampling, **clocks)))
+        requests = drawn(f"in turn {repeat}{which}", IN_TURN, PER_S)
+        came = served(engine, requests, sampling, **clocks)
+        waited.append(waits(requests, came))
+        pooled.add(requests, came)
     return {
+        "seed": seed,
         "at_once": {"tokens_per_s": statistics.median(tokens_per_s), "all": tokens_per_s},
         "in_turn": {name: [each[name] for each in waited] for name in waited[0]},
+        "in_turn_pooled": pooled.figures(),
     }

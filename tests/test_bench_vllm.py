@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ import bench_vllm
 import compilations
 import reloads
 import report
+import traffic
 import turns
 
 BOTH = ["--archive", "a.aot", "--archive", "b.aot", "--beside-stock", "--layers", "3", "--batches", "1,16"]
@@ -206,6 +208,14 @@ def test_what_fails_or_takes_too_long_is_status_1_and_the_rest_is_kept(
     assert says in capsys.readouterr().out
 
 
+def test_all_engines_get_the_same_lengths_and_requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = "--lengths", "5", "--traffic", "2", "--traffic-seed", "-- a b", "--stock-again", "A=b"
+    _, commands, _ = run_both(monkeypatch, tmp_path, (0,) * 6, *words)
+    found = [command[command.index(bench_vllm.__file__) + 1 :] for command in commands.values()]
+    options = [bench_vllm._options().parse_args(words) for words in found]
+    assert {(each.lengths, each.traffic, each.traffic_seed) for each in options} == {(5, 2, "-- a b")}
+
+
 def test_stock_runs_again_as_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     again = "--stock-again", "TORCH_BLAS_PREFER_CUBLASLT=1", "--stock-again", "A=b"
     status, commands, document = run_both(monkeypatch, tmp_path, (0,) * 6, *again)
@@ -229,6 +239,22 @@ def test_an_engine_that_is_further_from_stock_than_stock_again_twice_is_status_1
     monkeypatch.setattr(bench_vllm, "_compare", compare)
     assert run_both(monkeypatch, tmp_path, (0,) * 6, "--stock-again", "A=b")[0] == 1
     assert "mean difference to stock is 1.01, not within 1.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("agree", "status"), [(8.5, 0), (8.0, 0), (7.9, 1)])
+def test_where_both_stocks_read_a_text_alike_greedy_tokens_tell(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], agree: float, status: int
+) -> None:
+    """As with TORCH_BLAS_PREFER_CUBLASLT=1, under which GEMMs of few tokens alone are computed otherwise."""
+    found = iter([(0.01, agree), (0.0, 16.0)] * 2)
+
+    def compare(figures: dict[str, Any], name: str, against: Any) -> None:
+        mean, greedy = next(found)
+        figures["compared"] = {"with": name, bench_vllm.MEAN_DIFFERENCE: mean, bench_vllm.GREEDY: greedy}
+
+    monkeypatch.setattr(bench_vllm, "_compare", compare)
+    assert run_both(monkeypatch, tmp_path, (0,) * 6, "--stock-again", "A=b")[0] == status
+    assert ("than stock's are 7.9, fewer than 8.0" in capsys.readouterr().out) == bool(status)
 
 
 def test_stock_again_without_the_first_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -386,6 +412,117 @@ def test_each_model_beside_stock_is_held_to_the_limit(
     usual = bench_vllm.MEAN_DIFFERENCE
     assert lines == [f"{name}: {usual} to stock is 0.5, not within {most}" for name in ("a", "b") if status]
     assert len(document["runs"]) == 2
+
+
+# --- lengths that are new to an engine, and traffic ---
+
+
+class Slower(Engine):
+    """An engine that takes a millisecond a token, and half a second more for each length that it never had."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(in_float32)
+        self.now, self.events, self.prompts = 0.0, list[int | str](), list[list[int]]()
+        monkeypatch.setattr(bench_vllm.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(bench_vllm, "Turns", lambda given: SimpleNamespace(turn=self.turn))
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        self.events.append("turn")
+        yield
+
+    def generate(self, prompts: list[dict[str, list[int]]], sampling: Any, use_tqdm: bool) -> list[Any]:
+        for given in (prompt["prompt_token_ids"] for prompt in prompts):
+            self.now += 1e-3 * (len(given) + sampling.max_tokens - 1) + 0.5 * (len(given) not in self.events)
+            self.events.append(len(given))
+            self.prompts.append(given)
+        return super().generate(prompts, sampling, use_tqdm)
+
+
+@pytest.fixture
+def slower(runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """An engine of which three lengths were measured, what was written of it, and what was printed."""
+    engine = Slower(monkeypatch)
+    monkeypatch.setattr(sys.modules[__name__], "Engine", lambda product: engine)
+    lengths = ",".join(map(str, bench_vllm.drawn_lengths(3)))
+    status, figures = runs(in_float32, "stock.json", "--lengths", "3", "--prompts", lengths)
+    assert status == 0
+    return SimpleNamespace(engine=engine, figures=figures, out=capsys.readouterr().out)
+
+
+def test_lengths_are_new_when_they_are_first_prefilled_and_known_the_second_time(slower: Any) -> None:
+    """Also where --prompts has the same lengths."""
+    found = slower.figures["lengths"]
+    assert found["tokens"] == bench_vllm.drawn_lengths(3)
+    again_s = [1e-3 * tokens for tokens in found["tokens"]]
+    assert found["again_s"] == pytest.approx(again_s)
+    assert found["new_s"] == pytest.approx([s + 0.5 for s in again_s])
+    new, again = (1e3 * report.geomean(found[name]) for name in ("new_s", "again_s"))
+    assert f"prefill of 3 new lengths: {new:.3f} ms, of the same again: {again:.3f} ms\n" in slower.out
+
+
+def test_engines_take_turns_for_each_length_after_one_that_each_knows(slower: Any) -> None:
+    known, *others = bench_vllm.WARM_LENGTHS
+    of_each = [["turn", known, tokens, tokens] for tokens in bench_vllm.drawn_lengths(3)]
+    expected = ["turn", known, *others, *(event for turn in of_each for event in turn), "turn"]
+    assert slower.engine.events[: len(expected)] == expected
+
+
+def test_no_prompt_comes_twice(slower: Any) -> None:
+    beginnings = [tuple(prompt[:8]) for prompt in slower.engine.prompts]  # of which a cache of prefixes knows one
+    assert len(set(beginnings)) == len(beginnings)
+
+
+def test_lengths_are_different_and_beyond_graphs_and_fewer_are_the_first_of_more() -> None:
+    found = bench_vllm.drawn_lengths(1000)
+    assert len({*found, *bench_vllm.WARM_LENGTHS}) == 1000 + len(bench_vllm.WARM_LENGTHS)
+    assert all(513 <= tokens <= 4000 for tokens in found)
+    assert found[:20] == bench_vllm.drawn_lengths(20)
+    assert sum(tokens < (513 * 4000) ** 0.5 for tokens in found[:100]) == pytest.approx(50, abs=15)
+
+
+def _figures(**more: Any) -> dict[str, Any]:
+    return {"decode": {}, "prefill": {}, "answers": {"text_logprobs": [[-1.0]], "tokens": [[5]]}, **more}
+
+
+def test_lengths_are_compared_each_with_its_own() -> None:
+    stock = _figures(lengths={"tokens": [600, 3000], "new_s": [0.2, 0.9], "again_s": [0.1, 0.3]})
+    served = _figures(lengths={"tokens": [600, 3000], "new_s": [0.1, 1.8], "again_s": [0.1, 0.1]})
+    found = bench_vllm.compared(served, stock)
+    assert found["prefill of new lengths, x"] == 1.0
+    assert found["prefill of the same again, x"] == pytest.approx(3**0.5, abs=1e-4)
+    fewer = _figures(lengths={"tokens": [600], "new_s": [0.1], "again_s": [0.1]})
+    assert bench_vllm.compared(fewer, stock)["prefill of new lengths, x"] == 2.0
+    assert not any("again" in name for name in bench_vllm.compared(_figures(), stock))
+
+
+def test_traffic_is_compared_with_that_of_the_same_seed_alone() -> None:
+    rates = {"at_once": {"tokens_per_s": 10.0}}
+    stock, served, other = (_figures(traffic=rates | seed) for seed in ({}, {"seed": "0"}, {"seed": "1"}))
+    assert bench_vllm.compared(served, stock)["traffic at once, x"] == 1.0
+    assert "traffic at once, x" not in bench_vllm.compared(other, stock)
+
+
+def test_traffic_is_drawn_by_the_seed_that_is_given(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "llm_engine", None, raising=False)
+    monkeypatch.setattr(traffic, "measured", lambda engine, sampling, *given: given)
+    assert runs(in_float32, "a.json", "--traffic", "2", "--traffic-seed", "b")[1]["traffic"] == [2, "b"]
+    assert runs(in_float32, "b.json", "--traffic", "2")[1]["traffic"] == [2, "0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--lengths", "1001"), "--lengths takes 0 to 1000, found 1001"),
+        (("--lengths", "-1"), "--lengths takes 0 to 1000, found -1"),
+        (("--traffic-seed", "b"), "--traffic-seed takes --traffic"),
+    ],
+)
+def test_lengths_and_seeds_that_draw_nothing_are_refused(
+    runs: Runs, capsys: pytest.CaptureFixture[str], words: tuple[str, str], says: str
+) -> None:
+    assert runs(in_float32, "stock.json", *words) == (2, {})
+    assert says in capsys.readouterr().err
 
 
 # --- what an engine compiled ---

@@ -71,6 +71,13 @@ def test_waits_are_to_the_first_token_and_between_tokens() -> None:
     assert slower["itl_p99_ms"] > 1000
 
 
+def test_means_are_of_all_requests_and_of_all_tokens() -> None:
+    requests = [traffic.Request(0.0, (1,), 3), traffic.Request(1.0, (1,), 1), traffic.Request(2.0, (1,), 1)]
+    found = traffic.waits(requests, {"0": [0.5, 0.6, 0.8], "1": [1.5], "2": [4.0]})
+    assert found["ttft_mean_ms"] == 1000
+    assert found["itl_mean_ms"] == 150
+
+
 def test_two_runs_get_the_same_requests() -> None:
     assert traffic.drawn("a", 50, 4.0) == traffic.drawn("a", 50, 4.0) != traffic.drawn("b", 50, 4.0)
 
@@ -90,3 +97,42 @@ def test_measured_counts_tokens_of_prompts_and_answers() -> None:
     steps = max(r.answer_tokens for r in requests)
     assert found["at_once"]["tokens_per_s"] == pytest.approx(tokens / (steps * 0.01), rel=1e-3)
     assert found["in_turn"]["itl_p50_ms"] == [pytest.approx(10)]
+
+
+def _asked(monkeypatch: pytest.MonkeyPatch, *seed: str) -> tuple[list[list[traffic.Request]], Any]:
+    """The requests of two repeats, without those that warm up, and what is said of them."""
+    asked: list[list[traffic.Request]] = []
+
+    def serve(engine: Engine, requests: list[traffic.Request], sampling: Any, **clocks: Any) -> Any:
+        asked.append(requests)
+        first_s = float(len(asked))
+        return {str(i): [r.at_s + first_s, r.at_s + first_s + 1.0] for i, r in enumerate(requests)}
+
+    monkeypatch.setattr(traffic, "served", serve)
+    found = traffic.measured(Engine(0.01), lambda tokens: tokens, 2, *seed)
+    return asked[1:], found
+
+
+def test_requests_without_a_seed_are_those_of_earlier_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, found = _asked(monkeypatch)
+    in_turn = [traffic.drawn(f"in turn {i}", traffic.IN_TURN, traffic.PER_S) for i in range(2)]
+    at_once = [traffic.drawn(f"at once {i}", traffic.AT_ONCE) for i in range(2)]
+    assert asked == [at_once[0], in_turn[0], at_once[1], in_turn[1]]
+    assert found["seed"] == "0"
+
+
+def test_another_seed_draws_other_requests_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    (usual, _), (others, found) = _asked(monkeypatch, "0"), _asked(monkeypatch, "monday")
+    assert found["seed"] == "monday"
+    assert not any(each in usual for each in others)
+    assert _asked(monkeypatch, "monday")[0] == others
+
+
+def test_percentiles_are_of_each_repeat_and_of_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third and the fifth that are served come in turn, and wait so many seconds for a first token."""
+    _, found = _asked(monkeypatch)
+    assert found["in_turn"]["ttft_p50_ms"] == [3000, 5000]
+    assert found["in_turn"]["ttft_p99_ms"] == [3000, 5000]
+    assert found["in_turn_pooled"]["ttft_p50_ms"] == 4000
+    assert found["in_turn_pooled"]["ttft_p99_ms"] == 5000
+    assert found["in_turn_pooled"].keys() == found["in_turn"].keys()
