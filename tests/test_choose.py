@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -19,14 +20,16 @@ from aot.search import m_values
 from aot.tune import choose, halving, points, session
 from aot.tune.calibrate import Calibration, Predictions
 from aot.tune.choose import Times, completed, cover, group_ends, predicted, ranges, serving, where_faster
+from aot.tune.jobs import Job
 from aot.tune.options import TuneOptions
+from aot.tune.roofline import expected_us
 from aot.tune.session import Tuned
 from aot.tune.timing import Timing
 from aot.tune.worker import do
 from runtime.gemm.signature import Signature
 from runtime.tables.dispatch import Entry
 
-from .simulated_gpu import SimulatedBench, SimulatedGpu, TimeOf, Truth, pool_of
+from .simulated_gpu import BASELINE, SimulatedBench, SimulatedGpu, TimeOf, Truth, pool_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -187,12 +190,20 @@ QKV, OUT, GATE_UP, DOWN, LM_HEAD = range(5)
 
 
 def tune(
-    gpu: SimulatedGpu, entry: Entry, seen: dict[int, int] | None = None, options: TuneOptions | None = None
+    gpu: SimulatedGpu,
+    entry: Entry,
+    seen: dict[int, int] | None = None,
+    options: TuneOptions | None = None,
+    jobs: list[Job] | None = None,
+    alone: bool = False,
 ) -> Tuned:
-    pool = pool_of(archive_of_llama())
+    """What is found on a GPU; `jobs` gets what was asked for. An entry may be alone in its archive."""
+    pool = pool_of([entry] if alone else archive_of_llama())
     steps = session.tune(entry, pool, seen)
     job = next(steps)
     while True:
+        if jobs is not None:
+            jobs.append(job)
         try:
             job = steps.send(do(gpu, job, options or TuneOptions()))
         except StopIteration as end:
@@ -245,6 +256,52 @@ def test_the_tuned_table_is_within_a_percent_of_the_best(seed: int, which: int) 
 
 
 @pytest.mark.long
+@dataclass(frozen=True)
+class BetweenTiles:
+    """What two functions take: "ragged" least where M is a multiple of 64, and half more than "even" where it is not,
+    which estimates do not know; and the baseline."""
+
+    ragged: str
+    even: str
+    baseline: float = 1.05
+
+    def __call__(self, name: str, signature: Signature, m: int) -> float:
+        ragged = 1.0 if m % 64 == 0 or m <= 64 else 1.65
+        return expected_us(signature, m) * {self.ragged: ragged, self.even: 1.1, BASELINE: self.baseline}[name]
+
+
+def two_functions(baseline: float = 1.05) -> tuple[Entry, BetweenTiles]:
+    of = archive_of_llama()[QKV]
+    ragged, even = [name for name in of.names if ".pingpong" in name][:2]
+    both = of._replace(names=(ragged, even), ranked=tuple((m, (0, 1)) for m in (1, 64, 512)))
+    return both, BetweenTiles(ragged, even, baseline)
+
+
+def test_what_is_best_at_the_points_alone_serves_only_there() -> None:
+    entry, truth = two_functions()
+    tuned = tune(SimulatedGpu(truth, noise=0.0), entry, alone=True)
+    between = points.between([found.m for found in tuned.measured])
+    assert tuned.looks.keys() == set(between)
+    assert all(BASELINE in us for us in tuned.looks.values())
+    ragged = [m for m in between if m % 64]
+    assert {serving(served(tuned), m) for m in ragged} == {truth.even}
+    tuned.looks.clear()
+    assert truth.ragged in {serving(served(tuned), m) for m in ragged}
+
+
+def test_nothing_is_looked_at_twice_and_nothing_where_no_baseline_is_near() -> None:
+    entry, truth = two_functions()
+    jobs = list[Job]()
+    tuned = tune(SimulatedGpu(truth, noise=0.0), entry, jobs=jobs, alone=True)
+    asked = [(m, name) for job in jobs for m, names in job.glances for name in names]
+    assert len(asked) == len(set(asked)) > len(tuned.looks)
+    assert {m for m, _ in asked} == tuned.looks.keys()
+    jobs.clear()
+    entry, truth = two_functions(baseline=1.3)
+    assert not tune(SimulatedGpu(truth, noise=0.0), entry, jobs=jobs, alone=True).looks
+    assert not any(job.glances for job in jobs)
+
+
 def test_load_is_put_on_at_the_first_points_alone_and_the_table_is_as_near_the_best() -> None:
     """A third of the functions are slowed down by 6% more than the others; what counts is the score of both times."""
     entry, pool = archive_of_llama()[QKV], pool_of(archive_of_llama())

@@ -47,6 +47,10 @@ _LEVELS = {
 # none (5%), and of one measurement (1%).
 _SCATTER, _NOISE = 0.05, 0.01
 _SCATTER_OCTAVES = 1.5
+# Standard deviations that a choice is on the safe side by. On an H200's times of 214 functions (five N x K in bf16, 26
+# random M from 65, those at seven known and single functions looked at three times at seven more) the choice at the
+# latter is 0.9% behind the best, without caution 1.2%, without looks 1.7%; from 0.25 to 1.5 it is 1.0% to 0.8%.
+_CAUTION = 0.5
 
 
 class Calibration:
@@ -107,6 +111,22 @@ class Predictions:
         self._estimate = calibration._estimate(signature)
         self._known: dict[str, _Bearing] = {}
         self._shared: dict[tuple[_Key, ...], dict[int, float]] = {}
+        self._looked: dict[str, _Effect] = {}
+
+    def looked_at(self, observations: Iterable[Observation]) -> Predictions:
+        """These, set right by times of single functions, at M where few others were timed.
+
+        How far such a time is from its prediction is taken for that function's own, as nothing tells it from what all
+        share there; at M where functions were measured beside each other it is nothing.
+        """
+        found = Predictions(self._signature, self._calibration)
+        ratios: dict[str, dict[float, float]] = {}
+        for _, m, name, us in observations:
+            ratios.setdefault(name, {})[math.log2(m)] = math.log(us / self.us(name, m))
+        for name, at in ratios.items():
+            known = dict.fromkeys(self._of(name).known_at, 0.0) | at
+            found._looked[name] = _Effect(sorted(known.items()), _LEVELS["one"].octaves)
+        return found
 
     def _of(self, name: str) -> _Bearing:
         """The effects that bear on a function."""
@@ -128,16 +148,23 @@ class Predictions:
             total = shared[m] = sum([effect.at(x) for effect in effects])
         for effect in own:
             total += effect.at(x)
+        if name in self._looked:
+            total += self._looked[name].at(x)
         return self._estimate(name, m) * math.exp(total)
 
     def curve(self, name: str, ms: Sequence[int]) -> list[float]:
-        """Microseconds of a function at each of `ms`."""
-        return [self.us(name, m) for m in ms]
+        """Microseconds of a function at each of `ms`, to choose by: where functions were looked at, those that are less
+        well known take longer, as the best of many predictions is mostly too good."""
+        if not self._looked:
+            return [self.us(name, m) for m in ms]
+        return [self.us(name, m) * (1 + _CAUTION * (self.uncertainty(name, m) - _NOISE)) for m in ms]
 
     def uncertainty(self, name: str, m: int) -> float:
         """By what share of it the prediction at `m` may be off, as a standard deviation."""
         x = math.log2(m)
-        away = min([abs(x - at) for at in self._of(name).known_at], default=math.inf)
+        known_at = self._looked[name].known_at if name in self._looked else self._of(name).known_at
+        after = bisect_left(known_at, x)
+        away = min([abs(x - at) for at in known_at[max(after - 1, 0) : after + 1]], default=math.inf)
         return math.hypot(_NOISE, _SCATTER * math.sqrt(1 - math.exp(-2 * away / _SCATTER_OCTAVES)))
 
 

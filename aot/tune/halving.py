@@ -17,6 +17,7 @@ from .timing import Timing
 _SCREEN_REPEATS, _SCREEN_GRAPH_US, _LONGEST_SCREEN_US = 2, 100.0, 400.0
 _FINAL_GRAPH_US = 1_000.0
 _HOPELESS = 1.15  # of the second best time of a screening, whatever its place
+_NEAR = 1.15  # of a function's time: torch, where it takes longer at all measured M, is not looked at between them
 _LOOKS = 2  # at finalists of whom none leads clearly
 # Finalists that are timed under load, the quickest: with a fourth, the best at 117 points on H200s and an H100 was
 # better by 0.02%, by 0.6% at most.
@@ -81,6 +82,14 @@ class Measured:
     def short_us(self) -> dict[str, float]:
         """Microseconds of all functions that were launched, without sustained load, on the scale of the finals."""
         return self._beside({n: t.us for n, t in self.times})
+
+    def baseline_is_near(self) -> bool:
+        """Whether the baseline took no longer than `_NEAR` of the best function."""
+        return self.baseline_time.us < _NEAR * min(t.us for _, t in self.times)
+
+    def scale(self) -> float:
+        """How many times as long the finals find functions to take as a brief look does."""
+        return _ratio({n: t.us for n, t in self.times}, self.screened)
 
     def _beside(self, finalists: Mapping[str, float]) -> dict[str, float]:
         scale = _ratio(finalists, self.screened)

@@ -91,6 +91,20 @@ def following(
     return None if best is None else Point(best, plausible(predictions, names, best, _ADDED))
 
 
+def to_look_at(
+    predictions: Predictions, names: Collection[str], ms: Sequence[int], looks: Mapping[int, Collection[str]]
+) -> tuple[tuple[int, tuple[str, ...]], ...]:
+    """At each of `ms` the function that is predicted to be the best; none where `looks` has it, or one that is
+    predicted to come as near as makes no difference."""
+    found = []
+    for m in ms:
+        us = {name: predictions.us(name, m) for name in names}
+        best = min(us, key=lambda name: (us[name], name))
+        if not any(name in us and us[name] <= us[best] * (1 + _WORTH) for name in looks.get(m, ())):
+            found.append((m, (best,)))
+    return tuple(found)
+
+
 def _near(us: Mapping[str, float]) -> set[str]:
     """Those that may be worth a look where M is a little larger or smaller."""
     most = _FAR * min(us.values())

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.gemm.signature import Signature as Gemm
 from runtime.tables.dispatch import Entry
 
 from . import points
@@ -22,6 +23,7 @@ from .pool import Pool
 
 # Every candidate is checked at these M besides those it is ranked for: one row, fewer than any tile, and ragged.
 CHECK_TOKENS = (1, 3, 17, 333)
+_ROUNDS = 4  # of looks between the points; in the later ones, at what is predicted to be the best by then
 _LIKELY_USUAL = 1  # as so many measurements that load slows a function down as it does others
 _MANIFEST = 0.5  # of the longest row of candidates: a build ranks fewer at M that no manifest names
 
@@ -34,10 +36,13 @@ class Tuned:
     names: list[str]
     measured: list[Measured] = field(default_factory=list)
     rejected: dict[str, str] = field(default_factory=dict)
-    glances: dict[int, Mapping[str, float]] = field(default_factory=dict)  # at what serves, by M: `Answer.glances`
+    # Brief times between the points, of few functions and of the baseline, by M: while it was tuned, of what was
+    # predicted to be the best there, and then of what serves.
+    looks: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    glances: dict[int, Mapping[str, float]] = field(default_factory=dict)
 
     def predictions(self, pool: Pool) -> Predictions:
-        """Predictions from all that was measured of the functions that may serve."""
+        """Predictions from all that was measured of the functions that may serve, but for `glances`."""
         seen, slower = list[Observation](), self._slower()
         under_load = min((found.m for found in self.measured if found.sustained), default=math.inf)
         for found in self.measured:
@@ -46,7 +51,16 @@ class Tuned:
                 if name not in self.rejected:
                     us *= slower.get(name, 1.0) if guess else 1.0
                     seen.append(Observation(self.signature, found.m, name, us))
-        return Calibration(seen, pool.estimates, pool.relatives).of(self.signature)
+        predictions = Calibration(seen, pool.estimates, pool.relatives).of(self.signature)
+        looks = list[Observation]()
+        for m, times in self.looks.items():
+            nearest = min(self.measured, key=lambda found: abs(math.log(found.m / m)))
+            scale = nearest.scale()
+            for name, us in times.items():
+                if name in self.names and name not in self.rejected:
+                    longer = slower.get(name, 1.0) if m > under_load else 1.0
+                    looks.append(Observation(self.signature, m, name, us * scale * longer))
+        return predictions.looked_at(looks) if looks else predictions
 
     def _slower(self) -> dict[str, float]:
         """By what the score of each function that was timed under load is longer than its short time, beside those of
@@ -100,6 +114,7 @@ def tune(entry: Entry, pool: Pool, seen: Mapping[int, int] | None = None) -> Gen
 
     All candidates are checked first, and functions that were compiled for something else before they are timed. Under
     sustained load functions are timed at the first points alone: it takes four times what the rest of a point does.
+    What is predicted between the points is looked at where a baseline came near at one of them.
     """
     signature = entry.signature
     candidates = entry.candidates or ((1, tuple(pool.suited(entry))),)
@@ -136,4 +151,24 @@ def tune(entry: Entry, pool: Pool, seen: Mapping[int, int] | None = None) -> Gen
             break
         looked_at.add(point.m)
         yield from time(point.m, point.names, False)
+    if isinstance(signature, Gemm) and any(found.baseline_is_near() for found in tuned.measured):
+        yield from _look(tuned, pool, check)
     return tuned
+
+
+def _look(
+    tuned: Tuned, pool: Pool, check: Callable[[Sequence[str]], Generator[Job, Answer, None]]
+) -> Generator[Job, Answer, None]:
+    """Look briefly at what is predicted to be the best between the points. What was predicted to be the best of many is
+    mostly predicted too well, which a look sets right, and so finds what is."""
+    ms = points.between([found.m for found in tuned.measured])
+    for _ in range(_ROUNDS):
+        wanted = points.to_look_at(tuned.predictions(pool), tuned.right(), ms, tuned.looks) if tuned.right() else ()
+        names = tuple(dict.fromkeys(name for _, of in wanted for name in of))
+        if not names:
+            return
+        yield from check(names)
+        answer = yield Job(tuned.signature, names, glances=wanted).without(tuned.rejected)
+        tuned.rejected |= answer.rejected
+        for m, us in answer.glances.items():
+            tuned.looks[m] = {**tuned.looks.get(m, {}), **us}

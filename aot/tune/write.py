@@ -31,7 +31,6 @@ from .session import Tuned
 # (bf16, 15 N and K, M = 128 to 8192) 43 functions serve the others, and 3 more these, who are 1.7% behind the best of
 # all; with 0.01 it is 11 more, and 1.3%. Simulated tunings of Llama's five signatures have 82 to 92, and 3 to 7 more.
 FOR_EQUAL_BITS = 0.05
-_NEAR = 1.15  # of a function's time: torch, where it takes longer at all measured M, is not looked at between them
 _BEYOND = 2  # times the largest M that was measured, to where predictions go; what serves there serves all larger M
 
 Key = tuple[Signature, str]  # a signature and a target
@@ -141,15 +140,17 @@ class Writer:
 
     def glances(self, found: Results, rejected: Mapping[str, str]) -> dict[Key, Job]:
         """For each entry that a library may leave to torch, and that torch came near somewhere, a job that glances at
-        what will serve, between the points that were measured."""
+        what will serve, between the points that were measured, where it was not looked at."""
         times, chosen, _ = self._chosen(found.entries, rejected)
         jobs = {}
         for key, of in times.items():
             one = found.entries[key]
-            if tuning(key[0]).torch_serves(key[0]) and any(_is_near(at) for at in one.measured):
+            if tuning(key[0]).torch_serves(key[0]) and any(at.baseline_is_near() for at in one.measured):
                 serves = choose.ranges(of, chosen, self._options.tolerance)
                 ms = points.between([at.m for at in one.measured])
-                at_m = tuple((m, (choose.serving(serves, m),)) for m in ms)
+                at_m = tuple(
+                    (m, (name,)) for m in ms if (name := choose.serving(serves, m)) not in one.looks.get(m, {})
+                )
                 jobs[key] = Job(key[0], tuple(dict.fromkeys(name for _, (name,) in at_m)), glances=at_m)
         return {key: job for key, job in jobs.items() if job.glances}
 
@@ -217,7 +218,8 @@ class Writer:
         served = tuning(signature).torch_serves(signature)
         by_torch = [found for found in one.measured if served and _is_one_call(found.baseline)]
         scores = {found.m: _baseline_us(found) for found in by_torch}
-        baselines = choose.completed(one.measured[0].baseline, scores, one.glances, predictions.us) if scores else {}
+        glances = {**one.looks, **one.glances}
+        baselines = choose.completed(one.measured[0].baseline, scores, glances, predictions.us) if scores else {}
         row = Row(
             signature,
             target,
@@ -270,11 +272,6 @@ def _untouched(entry: Entry, rejected: Mapping[str, str]) -> Row | None:
     serving = ranges.ranges([(m, names[0]) for m, names in candidates])
     invariant = ranges.without(row.invariant or (), rejected)
     return replace(row, candidates=candidates, ranges=serving, invariant=invariant)
-
-
-def _is_near(found: Measured) -> bool:
-    """Whether the baseline took no longer than `_NEAR` of the best function."""
-    return found.baseline_time.us < _NEAR * min(t.us for _, t in found.times)
 
 
 def _is_one_call(baseline: str) -> bool:
