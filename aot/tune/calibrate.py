@@ -155,17 +155,38 @@ class Predictions:
     def curve(self, name: str, ms: Sequence[int]) -> list[float]:
         """Microseconds of a function at each of `ms`, to choose by: where functions were looked at, those that are less
         well known take longer, as the best of many predictions is mostly too good."""
+        times = [self.us(name, m) for m in ms]
         if not self._looked:
-            return [self.us(name, m) for m in ms]
-        return [self.us(name, m) * (1 + _CAUTION * (self.uncertainty(name, m) - _NOISE)) for m in ms]
+            return times
+        known_at, last = self._known_at(name), len(_CAUTIOUS) - 1
+        away = (min(_away(known_at, math.log2(m)) * _STEPS_OF_AN_OCTAVE, last) for m in ms)
+        return [us * _CAUTIOUS[int(steps)] for us, steps in zip(times, away, strict=True)]
 
     def uncertainty(self, name: str, m: int) -> float:
         """By what share of it the prediction at `m` may be off, as a standard deviation."""
-        x = math.log2(m)
-        known_at = self._looked[name].known_at if name in self._looked else self._of(name).known_at
-        after = bisect_left(known_at, x)
-        away = min([abs(x - at) for at in known_at[max(after - 1, 0) : after + 1]], default=math.inf)
-        return math.hypot(_NOISE, _SCATTER * math.sqrt(1 - math.exp(-2 * away / _SCATTER_OCTAVES)))
+        return _uncertainty(_away(self._known_at(name), math.log2(m)))
+
+    def _known_at(self, name: str) -> Sequence[float]:
+        """The log2 M at which a function was timed, ascending."""
+        return self._looked[name].known_at if name in self._looked else self._of(name).known_at
+
+
+def _away(known_at: Sequence[float], x: float) -> float:
+    """How far the nearest of these is, in octaves."""
+    after = bisect_left(known_at, x)
+    return min([abs(x - at) for at in known_at[max(after - 1, 0) : after + 1]], default=math.inf)
+
+
+def _uncertainty(away: float) -> float:
+    """By what share of it a prediction may be off that is so many octaves from what was measured."""
+    return math.hypot(_NOISE, _SCATTER * math.sqrt(1 - math.exp(-2 * away / _SCATTER_OCTAVES)))
+
+
+# How much longer a function is taken to take by its distance from what was timed, up to where that says nothing.
+_STEPS_OF_AN_OCTAVE, _OCTAVES = 32, 8
+_CAUTIOUS = [
+    1 + _CAUTION * (_uncertainty(step / _STEPS_OF_AN_OCTAVE) - _NOISE) for step in range(_OCTAVES * _STEPS_OF_AN_OCTAVE)
+]
 
 
 class _Bearing(NamedTuple):
