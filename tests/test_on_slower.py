@@ -392,6 +392,26 @@ def test_reload_keeps_the_option_and_forgets_what_was_torchs(
             library.gemm(FakeTensor((m, K)), b)
 
 
+def test_a_reload_in_the_midst_of_a_call_keeps_nothing_that_was_torchs(
+    library: Library, torch: FakeTorch, driver: RecordingDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.gemm(**plain(8))
+    rows = [entry(PLAIN, [(None, "f0")])]
+    driver.kernels |= write_archive(tmp_path / "new.aot", [operands_record("f0", PLAIN)], rows)
+    real = Library._grow
+
+    def grow(of: Library, *call: Any) -> Any:
+        found = real(of, *call)
+        monkeypatch.setattr(Library, "_grow", real)
+        assert of.reload(tmp_path / "new.aot")
+        return found
+
+    monkeypatch.setattr(Library, "_grow", grow)
+    for _ in range(3):
+        library.gemm(**plain(7))
+    assert (len(torch.products), len(driver.launches)) == (2, 2)
+
+
 def test_option_is_checked_and_told(tmp_path: Path, driver: RecordingDriver) -> None:
     found = {opened(tmp_path, driver, on_slower=word).identity for word in ("never", "torch")}
     assert len(found) == 2

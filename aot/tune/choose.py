@@ -181,7 +181,7 @@ def completed(
 
 
 def where_faster(
-    baseline: Mapping[int, float], times: Times, found: Ranges, tolerance: float
+    baseline: Mapping[int, float], predicted_us: Callable[[str, int], float], found: Ranges, tolerance: float
 ) -> list[tuple[int, int | None]]:
     """The ranges of M, as (smallest, largest) with no largest where they have no end, where a baseline may win over
     what serves; `baseline` has its measured microseconds by M.
@@ -191,13 +191,7 @@ def where_faster(
     tiles are at different M. Below the first M nothing is known; what it is at the last holds for all larger M.
     """
     ms = sorted(baseline)
-    us_at = dict(zip(times.ms, times.us, strict=True))
-
-    def wins_at(m: int) -> bool:
-        of_group = next((end for end in times.ms if end >= m), times.ms[-1])
-        return us_at[of_group][serving(found, m)] > baseline[m] * (1 + tolerance / 2)
-
-    wins = [wins_at(m) for m in ms]
+    wins = [predicted_us(serving(found, m), m) > baseline[m] * (1 + tolerance / 2) for m in ms]
     spans = [(m, m, is_faster) for m, is_faster in zip(ms, wins, strict=True)]
     spans += [(ms[i] + 1, ms[i + 1] - 1, wins[i] or wins[i + 1]) for i in range(len(ms) - 1) if ms[i] + 1 < ms[i + 1]]
     where = list[tuple[int, int | None]]()

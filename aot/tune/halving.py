@@ -88,8 +88,8 @@ class Measured:
         return self.baseline_time.us < _NEAR * min(t.us for _, t in self.times)
 
     def scale(self) -> float:
-        """How many times as long the finals find functions to take as a brief look does."""
-        return _ratio({n: t.us for n, t in self.times}, self.screened)
+        """How many times as long as by brief looks functions take by their scores."""
+        return _ratio(self.scores(), self.screened)
 
     def _beside(self, finalists: Mapping[str, float]) -> dict[str, float]:
         scale = _ratio(finalists, self.screened)

@@ -49,12 +49,12 @@ def grid(least: int, most: int) -> list[int]:
 
 
 def between(measured: Sequence[int]) -> tuple[int, ...]:
-    """The M values to glance at where functions were `measured` at these: 16 to an octave from 64, 8 from 1024.
+    """The M values to look at where functions were `measured` at these: 16 to an octave from 64, 8 from 1024.
 
     Another library's choice of kernel changes at M that nobody knows: for M = 65 to 511 cuBLAS was off interpolation
     between the points of tuning by over 16% in one case of twenty, on an H200 and an H100.
     """
-    least, most = _GLANCES_FROM, max(measured)
+    least, most = max(_GLANCES_FROM, min(measured)), max(measured)
     if most <= least:
         return ()
     every = grid(least, most)

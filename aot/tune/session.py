@@ -168,7 +168,16 @@ def _look(
         if not names:
             return
         yield from check(names)
-        answer = yield Job(tuned.signature, names, glances=wanted).without(tuned.rejected)
-        tuned.rejected |= answer.rejected
-        for m, us in answer.glances.items():
-            tuned.looks[m] = {**tuned.looks.get(m, {}), **us}
+        job = Job(tuned.signature, names, glances=wanted).without(tuned.rejected)
+        if job.names:
+            answer = yield job
+            tuned.rejected |= answer.rejected
+            for m, us in answer.glances.items():
+                tuned.looks[m] = _beside(tuned.looks.get(m, {}), us, tuned.measured[0].baseline)
+
+
+def _beside(before: Mapping[str, float], us: Mapping[str, float], baseline: str) -> Mapping[str, float]:
+    """Times of two looks at the same M, those of the second on the scale of the first, by the baseline of both."""
+    both = baseline in before and baseline in us
+    scale = before[baseline] / us[baseline] if both else 1.0
+    return {name: t * scale for name, t in us.items()} | dict(before)

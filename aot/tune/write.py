@@ -218,7 +218,10 @@ class Writer:
         served = tuning(signature).torch_serves(signature)
         by_torch = [found for found in one.measured if served and _is_one_call(found.baseline)]
         scores = {found.m: _baseline_us(found) for found in by_torch}
-        glances = {**one.looks, **one.glances}
+        glances = {
+            m: {n: t for n, t in us.items() if n not in rejected and n not in one.rejected}
+            for m, us in {**one.looks, **one.glances}.items()
+        }
         baselines = choose.completed(one.measured[0].baseline, scores, glances, predictions.us) if scores else {}
         row = Row(
             signature,
@@ -226,7 +229,7 @@ class Writer:
             self._gpu,
             "tuned",
             found,
-            torch_faster=choose.where_faster(baselines, times, found, tolerance),
+            torch_faster=choose.where_faster(baselines, predictions.us, found, tolerance),
             timings=timings,
             tuned_to=max(measured.m for measured in one.measured),
         )

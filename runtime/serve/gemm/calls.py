@@ -35,6 +35,7 @@ from ..plan import remember
 from ..serving import Serving
 from .keys import Call, key_of_plain, rows_of, shape_key, steps_of
 from .plan import GemmPlan
+from .plans import Plans
 from .request import Request, request_of, residual_beside
 from .row_plans import Known, KnownOfTorch, RowPlans
 
@@ -181,9 +182,10 @@ class GemmCalls(Serving):
             if of_torch is not None:
                 result = of_torch(call.a, call.b, call.out, call.stream, call.operands)
             else:
+                plans = self._now.plans  # before: should a reload come between, it is not the new ones that keep it
                 grown = self._grow(call, key)
                 if isinstance(grown, TorchCall):
-                    result = self._by_torch(grown, call, key)
+                    result = self._by_torch(grown, call, key, plans)
                 elif grown is not None:
                     result = self._launch(grown, call.a, call.b, call.out, call.stream, call.operands)
                 else:
@@ -318,10 +320,9 @@ class GemmCalls(Serving):
                     alike.of_torch = KnownOfTorch(given, rows, steps_of(call, tuple(views.values()), rows))
         return True
 
-    def _by_torch(self, grown: TorchCall, call: Call, key: tuple[Any, ...]) -> Any:
+    def _by_torch(self, grown: TorchCall, call: Call, key: tuple[Any, ...], plans: Plans) -> Any:
         """Let torch compute a call as it did calls with other rows, and those like it from now on; None, and nothing
         was done, where it does not take this one."""
-        plans = self._now.plans
         try:
             result = grown(call.a, call.b, call.out, call.stream, call.operands)
         except (RuntimeError, TypeError, ValueError):  # `_give` asks it again, and tells
