@@ -306,6 +306,18 @@ def test_a_look_that_finds_what_was_predicted_changes_no_order(load: float) -> N
     assert [after.us(n, 700) for n in (a, b)] == pytest.approx([before.us(n, 700) for n in (a, b)])
 
 
+def test_torch_is_compared_at_looks_of_functions_that_may_serve_alone() -> None:
+    """What was rejected later is predicted by its estimate, which may be far off."""
+    names, us = ["a", "b", "c"], {"a": 10.0, "b": 10.0, "c": 10.0, BASELINE: 9.0}
+    tuned = Tuned(archive_of_llama()[QKV].signature, names, rejected={"b": "it hangs"}, looks={100: us, 200: us})
+    tuned.glances[200] = {"a": 11.0, BASELINE: 9.0}
+    found = tuned.between(["c"])
+    assert found == {100: {"a": 10.0, BASELINE: 9.0}, 200: {"a": 11.0, BASELINE: 9.0}}
+    assert completed(BASELINE, {}, found, lambda name, m: {"a": 20.0}[name]) == pytest.approx(
+        {100: 18.0, 200: 180 / 11}
+    )
+
+
 def test_later_looks_are_on_the_scale_of_the_first_ones() -> None:
     """The clock may have changed in between, as the baseline shows."""
     beside = session._beside({"a": 10.0, BASELINE: 9.0}, {"b": 10.1, BASELINE: 9.9}, BASELINE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +71,13 @@ class Tuned:
             for name, slowdown in slowdowns.items():
                 logs.setdefault(name, []).append(slowdown - math.fsum(slowdowns.values()) / len(slowdowns))
         return {name: math.exp(math.fsum(of) / (len(of) + _LIKELY_USUAL) / 2) for name, of in logs.items()}
+
+    def between(self, rejected: Collection[str] = ()) -> dict[int, Mapping[str, float]]:
+        """The brief times between the points, by M, of functions that may serve and of the baseline; at an M of both
+        `looks` and `glances`, those of the latter."""
+        gone = {*rejected, *self.rejected}
+        every = {**self.looks, **self.glances}
+        return {m: {name: us for name, us in times.items() if name not in gone} for m, times in every.items()}
 
     def right(self) -> list[str]:
         """The functions that may serve."""

@@ -218,11 +218,8 @@ class Writer:
         served = tuning(signature).torch_serves(signature)
         by_torch = [found for found in one.measured if served and _is_one_call(found.baseline)]
         scores = {found.m: _baseline_us(found) for found in by_torch}
-        glances = {
-            m: {n: t for n, t in us.items() if n not in rejected and n not in one.rejected}
-            for m, us in {**one.looks, **one.glances}.items()
-        }
-        baselines = choose.completed(one.measured[0].baseline, scores, glances, predictions.us) if scores else {}
+        between = one.between(rejected)
+        baselines = choose.completed(one.measured[0].baseline, scores, between, predictions.us) if scores else {}
         row = Row(
             signature,
             target,
