@@ -261,6 +261,7 @@ def plain(m: int) -> dict[str, Any]:
         rows_scaled,
         lambda m: plain(m) | {"bias": FakeTensor((N,))},
         lambda m: plain(m) | {"out": FakeTensor((m, N))},
+        lambda m: plain(m) | {"out": FakeTensor((m, N)), "stream": 0x51},
         lambda m: plain(m) | {"dtype": "bf16"},
     ],
 )

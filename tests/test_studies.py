@@ -22,6 +22,10 @@ import summarise_random  # noqa: E402
 from report import geomean  # noqa: E402
 from summarise_random import AGAINST, DEEP_GEMM, OURS, TORCH  # noqa: E402
 
+from aot.inspect.floor import floor  # noqa: E402
+from runtime.device.gpus import H200  # noqa: E402
+from runtime.gemm.signature import Signature  # noqa: E402
+
 from .pages import choosing, text  # noqa: E402
 
 STUDIES = ROOT / "benchmarks" / "results" / "studies_h200.json"
@@ -262,6 +266,23 @@ def slower_than_cublas(sources: Sequence[str]) -> tuple[list[str], str, int, int
     of_all = sum(groups[2]) / sum(is_slow for _, _, is_slow in large)
     of_one = [is_slow for case, size, _, is_slow in found if size == (2048, 4096) and 65 <= case["m"] <= 511]
     return [f"{sum(group) / len(group):.0%}" for group in groups], f"{of_all:.0%}", sum(of_one), len(of_one)
+
+
+def test_the_page_says_what_bounds_few_tokens() -> None:
+    few = [case for case in drawn(H200S) if case["m"] <= 64]
+    us = {name: [case["contenders"][name]["us"] for case in few] for name in (TORCH, OURS)}
+    ratios = [torch / ours for torch, ours in zip(us[TORCH], us[OURS], strict=True)]
+    slow = sorted(i for i, ratio in enumerate(ratios) if ratio < 1)
+    named = sorted((few[i]["m"], few[i]["signature"].rpartition("_n")[2], f"{ratios[i]:.2f}") for i in slow)
+    assert named == [(36, "27392_k4096", "0.95"), (37, "27392_k4096", "0.96")]
+    found = [(Signature.of_key(case["signature"]), case["m"], t) for case, t in zip(few, us[TORCH], strict=True)]
+    least = [(t, of.us) for s, m, t in found if s is not None and (of := floor(s, m, H200)) is not None]
+    at_floor = [t < 1.02 * floor_us for t, floor_us in least]
+    assert len(at_floor) == len(few)
+    assert (
+        f"27392 x 4096 is at 0.95 and 0.96 at M = 36 and 37, all other {len(few) - 2:,} cases on an H200 are at 1.00 "
+        f"or more; in {sum(at_floor) / len(few):.0%} cuBLAS is within 2% of the [floor]"
+    ) in choosing()
 
 
 def test_the_page_says_where_products_are_slower_than_cublas() -> None:
