@@ -19,11 +19,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests import bombs_of_documents, bombs_of_tables, fuzz_library
-from tests.fuzz_library import Finding, Fuzzer, Session
+from tests.fuzz_library import Finding, Fuzzer, Session, Totals
 
 BOMBS = bombs_of_documents.BOMBS | bombs_of_tables.BOMBS
 FILE_BYTES = 100_000  # what each is below
 RUNAWAY_SECONDS = 4.0
+_ATTEMPTS = 3  # of which one in time is enough, as a neighbour on the same core slows others
 
 # Plans of `Session.run`, and whether there is native code. Each of the first half has a twin in the second.
 _ONE_HALF = [(plan, plan in (0, 2, 3)) for plan in range(fuzz_library.PLANS)]
@@ -32,7 +33,7 @@ READINGS = {"first": _ONE_HALF, "second": _OTHER_HALF, "all": [*_ONE_HALF, *_OTH
 
 
 def read(name: str, readings: str = "all") -> list[Finding]:
-    """Read a bomb in the ways of `READINGS`; what should not have been."""
+    """Read a bomb in the ways of `READINGS`; what should not have been, slow readings where none of 3 is quicker."""
     data, content = BOMBS[name]()
     assert len(data) < FILE_BYTES, f"{name} has {len(data)} bytes"
     fuzz_library.RUNAWAY_SECONDS = RUNAWAY_SECONDS
@@ -41,15 +42,21 @@ def read(name: str, readings: str = "all") -> list[Finding]:
         path = Path(folder) / f"{name}.aot"
         path.write_bytes(data)
         del data
-        findings = fuzzer.totals.findings
+        found: list[Finding] = []
         for plan, compiled in READINGS[readings]:
-            fuzz_library.limit_memory()
-            session = Session(path, fuzzer.base, content, plan, patience=1.0)
-            session.run(compiled)
-            fuzzer.judge(plan, b"", compiled, session)
-            if any(operation == "open" for _, operation, _ in findings):
+            for _ in range(_ATTEMPTS):
+                fuzzer.totals = Totals()
+                fuzz_library.limit_memory()
+                session = Session(path, fuzzer.base, content, plan, patience=1.0)
+                session.run(compiled)
+                fuzzer.judge(plan, b"", compiled, session)
+                judged = [finding for finding, _ in fuzzer.totals.findings.values()]
+                if not any(finding.kind == "slow" for finding in judged):
+                    break
+            found += judged
+            if any(finding.operation == "open" for finding in judged):
                 break
-        return [finding for finding, _ in fuzzer.totals.findings.values()]
+        return found
 
 
 def tell(hearer: Connection, name: str, readings: str) -> None:

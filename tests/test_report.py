@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aot.inspect.report.bins import bins
+from aot.inspect.report.bins import Bin, bins
 from aot.inspect.report.data import report
 from aot.pack.write import Package
 from aot.report.view import view
@@ -56,18 +56,30 @@ def test_columns_are_powers_of_two_and_what_was_measured_between() -> None:
 
 
 def test_a_range_in_which_torch_is_faster_has_a_column_though_nothing_was_measured_there() -> None:
-    assert (9, 15) in bins([8, 16], [(10, 11)])
-    assert (9, 15) not in bins([8, 16], [(16, 20)])
+    assert (9, 15) in bins([8, 16], [[(10, 11)]])
+    assert (9, 15) not in bins([8, 16], [[(16, 20)]])
 
 
 @given(st.sets(st.integers(1, 2**31), min_size=1, max_size=20), st.integers(1, 2**31))
 def test_each_measured_m_is_in_one_column_and_columns_do_not_overlap(ms: set[int], first: int) -> None:
-    columns = bins(ms, [(first, None)])
+    columns = bins(ms, [[(first, None)]])
     assert all(column.last is None or column.first <= column.last for column in columns)
     assert all(sum(column.has(m) for column in columns) == 1 for m in ms)
     ends = [column.last for column in columns]
     assert ends[-1] is None
     assert all(end is not None and end < after.first for end, after in zip(ends[:-1], columns[1:], strict=True))
+
+
+@given(st.lists(st.integers(1, 200), unique=True, max_size=12), st.integers(1, 210), st.integers(0, 40), st.booleans())
+def test_a_column_meets_ranges_that_ascend_as_it_meets_each(
+    ends: list[int], first: int, more: int, open_: bool
+) -> None:
+    ends = sorted(ends)[: len(ends) // 2 * 2]
+    ranges: list[tuple[int, int | None]] = list(zip(ends[::2], ends[1::2], strict=True))
+    if ranges and open_:
+        ranges[-1] = (ranges[-1][0], None)
+    for column in (Bin(first, first + more), Bin(first, None)):
+        assert column.meets_any(ranges) == any(column.meets(*pair) for pair in ranges)
 
 
 # --- layers ---

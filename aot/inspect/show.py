@@ -9,6 +9,7 @@ from typing import Any
 
 from runtime.container.archive import Archive
 from runtime.errors import AotError
+from runtime.gemm.universal import Universal
 from runtime.tables.dispatch import serves
 from runtime.tables.table import Entry
 
@@ -54,7 +55,7 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
         environments = tuning_table.read(archive)
         found = [_entry(archive, e, names, precedence, environments, tokens) for e in chosen]
         return {"entries": found, "short_names": _short_names(archive, found)}
-    predicted = _predicted(archive, name, names, tokens or forms.ROWS)
+    predicted = _predicted(archive, precedence.universal, name, names, tokens or forms.ROWS)
     if not predicted:
         of_forms = [row.name for row in forms.rows(archive, precedence.universal)]
         if name in of_forms:
@@ -62,7 +63,7 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
         known = [*{e.signature.key(): None for e in entries}, *{n: None for of in names.values() for n in of}]
         near = did_you_mean(name, [*known, *archive.functions, *_with_extents(of_forms, name)]).split("known:")[0]
         near += f"`aot ls {shlex.quote(str(archive.path))}` lists them"
-        if reason := _why_not_predicted(archive, name, near):
+        if reason := _why_not_predicted(precedence.universal, name, near):
             raise UnknownName(f"{archive.path}: {name!r} has no entry, and {reason}")
         raise UnknownName(f"{archive.path}: has no function or signature {name!r}, and no manifest's name; {near}")
     return {"predicted": predicted, "short_names": _short_names(archive, predicted)}
@@ -86,10 +87,10 @@ def _with_extents(of_forms: Iterable[str], name: str) -> list[str]:
     return [re.sub(r"(?<=_)([nkb])\*", lambda star: extents.get(star[1], star[0]), form) for form in of_forms]
 
 
-def _why_not_predicted(archive: Archive, name: str, near: str) -> str:
+def _why_not_predicted(table: Universal | None, name: str, near: str) -> str:
     """Why no form computes a signature, and what is `near` where no form is like it; nothing where the name is no
     signature's, or the archive has no forms."""
-    signature, table = forms.signature_of(name), forms.read(archive)
+    signature = forms.signature_of(name)
     if signature is None or table is None:
         return ""
     alike = [form for _, form in table.forms if form.signature(signature.n, signature.k) == signature]
@@ -100,9 +101,10 @@ def _why_not_predicted(archive: Archive, name: str, near: str) -> str:
     return f"the functions of its form take an N that is a multiple of {n} and a K of {k}; pad both"
 
 
-def _predicted(archive: Archive, name: str, names: Mapping[str, list[str]], tokens: Sequence[int]) -> list[Any]:
+def _predicted(
+    archive: Archive, table: Universal | None, name: str, names: Mapping[str, list[str]], tokens: Sequence[int]
+) -> list[Any]:
     """What the universal table predicts for a signature, by key, or for those that manifests call so."""
-    table = forms.read(archive)
     if table is None:
         return []
     keys = [key for key, of in names.items() if name in of] or [name]

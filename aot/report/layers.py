@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import math
+import operator
 from collections import Counter
 from typing import Any
 
@@ -10,6 +12,7 @@ from .strips import MOST_RANGES, family_class, strips
 from .text import ratio, span, us
 
 MOST_LAYERS = 60  # of a kind of GPU; the slowest against torch, where there are more
+_MOST_SPANS = 4  # that a cell names of where torch is faster
 _BELOW = ((0.9, "slow3"), (0.97, "slow2"), (1.0, "slow1"), (1.03, "even"), (1.1, "fast1"), (1.25, "fast2"))
 
 
@@ -74,8 +77,9 @@ def _cell(name: str, layer: dict[str, Any], column: dict[str, Any], cell: dict[s
     """The class, the few characters, and the sentence of a cell against torch."""
     here = span(column["first"], column["last"])
     serves = f"served by {', '.join(cell['serves'][:4])}{' and others' if len(cell['serves']) > 4 else ''}"
-    faster = [row for row in layer["torch_faster"] if _meets(row, column)]
-    also = f"; torch is faster at M = {', '.join(span(r['m_min'], r['m_max']) for r in faster)}" if faster else ""
+    faster = _meeting(layer["torch_faster"], column)
+    spans = ", ".join(span(row["m_min"], row["m_max"]) for row in faster[:_MOST_SPANS])
+    also = f"; torch is faster at M = {spans}{' and others' if len(faster) > _MOST_SPANS else ''}" if faster else ""
     where = f"{name} at M = {here}"
     if cell["state"] == "measured":
         points = [p for p in layer["points"] if _in(p["m"], column)]
@@ -105,9 +109,11 @@ def _in(m: int, column: dict[str, Any]) -> bool:
     return bool(column["first"] <= m and (column["last"] is None or m <= column["last"]))
 
 
-def _meets(row: dict[str, Any], column: dict[str, Any]) -> bool:
-    begins = column["last"] is None or row["m_min"] <= column["last"]
-    return bool(begins and (row["m_max"] is None or row["m_max"] >= column["first"]))
+def _meeting(ranges: list[dict[str, Any]], column: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of ranges, ascending and disjoint, that have an M of a column."""
+    begins = bisect.bisect_left(ranges, column["first"], key=lambda r: math.inf if r["m_max"] is None else r["m_max"])
+    last = math.inf if column["last"] is None else column["last"]
+    return ranges[begins : bisect.bisect_right(ranges, last, key=operator.itemgetter("m_min"))]
 
 
 def _bucket(value: float) -> str:

@@ -3,7 +3,9 @@ them, and all above. Knows nothing of archives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import bisect
+import operator
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
@@ -21,11 +23,16 @@ class Bin(NamedTuple):
         """Whether a range of M, without end where `last` is None, has one of them."""
         return (last is None or self.first <= last) and (self.last is None or first <= self.last)
 
+    def meets_any(self, ranges: Sequence[tuple[int, int | None]]) -> bool:
+        """Whether one of the ranges, ascending and disjoint, has one of them."""
+        at = bisect.bisect_right(ranges, self.first, key=operator.itemgetter(0))
+        return any(self.meets(*pair) for pair in ranges[max(at - 1, 0) : at + 1])
 
-def bins(measured: Iterable[int], ranges: Iterable[tuple[int, int | None]] = ()) -> list[Bin]:
-    """Columns for layers that were measured at these M, and of which something is known in `ranges`: each power of two
-    from the first to the last that is not past them, M between two of them where one was measured or a range has some,
-    and what is above all."""
+
+def bins(measured: Iterable[int], ranges: Iterable[Sequence[tuple[int, int | None]]] = ()) -> list[Bin]:
+    """Columns for layers that were measured at these M, and of which something is known in the `ranges` of each: each
+    power of two from the first to the last that is not past them, M between two of them where one was measured or a
+    range has some, and what is above all."""
     ms, known = sorted(set(measured)), list(ranges)
     if not ms:
         return []
@@ -35,7 +42,7 @@ def bins(measured: Iterable[int], ranges: Iterable[tuple[int, int | None]] = ())
             found.append(Bin(power, power))
         first, last = max(power + 1, ms[0]), min(2 * power - 1, ms[-1])
         between = Bin(first, last)
-        if first <= last and (any(map(between.has, ms)) or any(between.meets(*pair) for pair in known)):
+        if first <= last and (any(map(between.has, ms)) or any(map(between.meets_any, known))):
             found.append(between)
         power *= 2
     return [*found, Bin(ms[-1] + 1, None)]

@@ -62,7 +62,7 @@ def _signatures(archive: Archive, serving: Serving) -> list[Any]:
 def _place(serving: Serving, signatures: list[Any], names: _Names, place: Place) -> dict[str, Any]:
     entries = [serving.find(signature, place) for signature in signatures]
     ms = [row["m"] for entry in entries if isinstance(entry, Entry) for row in timings.read(entry)]
-    faster = [pair for entry in entries if entry is not None for pair in entry.torch_faster]
+    faster = [entry.torch_faster for entry in entries if entry is not None]
     columns = bins(ms or forms.ROWS, faster)
     return {
         "gpu": place.gpu._asdict(),
@@ -142,7 +142,7 @@ def _cell(
         "measured": len(here),
         "worst": None if worst is None else worst["ratio"],
         "worst_m": None if worst is None else worst["m"],
-        "torch_faster": entry is not None and any(column.meets(*pair) for pair in entry.torch_faster),
+        "torch_faster": entry is not None and column.meets_any(entry.torch_faster),
         "us": None,
         "over_floor": None,
     }
@@ -159,7 +159,7 @@ def _state(entry: AnyEntry | None, points: list[dict[str, Any]], here: list[dict
         return MISSING
     if here:
         return MEASURED
-    if any(column.meets(*pair) for pair in entry.torch_faster):
+    if column.meets_any(entry.torch_faster):
         return TORCH_FASTER
     return BEYOND if points and column.first > points[-1]["m"] else entry.state
 
