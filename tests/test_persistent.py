@@ -120,14 +120,17 @@ def test_what_ctas_load_together_is_what_a_stage_waits_for(signature: Signature,
     found: dict[object, Variant] = {}
     for v in variants(signature):
         plan = Plan.of(v.options, form(signature))
-        if not plan.swap and plan.rows >= 128 and plan.multicasts:
-            rows = plan.rows if plan.columns == 144 else 128
-            found.setdefault((rows, plan.columns, plan.cluster_rows, plan.cluster_columns), v)
+        if (not plan.swap or plan.form.gated) and plan.rows >= 128 and plan.multicasts:
+            rows = plan.rows if plan.columns in (96, 144) else 128
+            found.setdefault((plan.swap, rows, plan.columns, plan.cluster_rows, plan.cluster_columns), v)
     assert len(found) >= 8
     for v in list(found.values())[::every]:
         plan = Plan.of(v.options, form(signature))
-        of_a, of_b, of_d = boxes(v, signature)
-        together = (of_a * plan.cluster_columns + of_b * plan.cluster_rows) * DTYPES[signature.a].bytes
+        of_rows, of_columns, of_d = boxes(v, signature)  # as WGMMA has them
+        rows_in_turn, columns_in_turn = plan.loads_in_turn
+        of_rows *= 1 if rows_in_turn else plan.cluster_columns
+        of_columns *= 1 if columns_in_turn else plan.cluster_rows
+        together = (of_rows + of_columns) * DTYPES[signature.a].bytes
         assert together == (plan.rows + plan.columns) * STAGE_BYTES_OF_K, v.name()
         assert of_d == 64 * plan.epilogue_tile_columns, v.name()
 
@@ -280,6 +283,38 @@ def test_5376_columns_and_gates_of_7168_are_whole_tiles_of_some_variant() -> Non
         signature = Signature("bf16", "bf16", "bf16", "f32", epilogue, n, k)
         best = rank(legal_variants("own", "sm_90a", signature), signature, m, "sm_90a").variants[:8]
         assert any(v.options.get("tile_n") == tile_n and not v.options["swap"] for v in best)
+
+
+def test_swapped_gates_are_whole_atoms_of_one_warp_group_with_all_of_k() -> None:
+    gated = dataclasses.replace(PLAIN, epilogue="swiglu")
+    common = {"swap": True, "tile_m": 136, "cluster_m": 1, "cluster_n": 1, "nonpersistent": False, "order": "rows"}
+    taken = {
+        (schedule, tile_n, split_k, stream_k)
+        for schedule in ("cooperative", "pingpong")
+        for tile_n in (64, 128, 192, 256)
+        for split_k in (1, 2)
+        for stream_k in (False, True)
+        for more in ({"schedule": schedule, "tile_n": tile_n, "split_k": split_k, "stream_k": stream_k},)
+        if persistent_choices.rule({**common, **more, "overlap": "serial"}, form(gated)) is None
+    }
+    assert taken == {("cooperative", 256, 1, False), ("pingpong", 128, 1, False)}
+    swapped = of_name(
+        f"own.{FAMILY}.bf16_bf16_bf16_f32.swiglu.tile136x128.cluster1x1.rows.serial.pingpong.split_k1.swap.sm_90a"
+    )
+    assert swapped is not None
+    assert unsuited(swapped, dataclasses.replace(gated, n=7168)) is None
+    assert (
+        unsuited(swapped, dataclasses.replace(gated, n=7232)) == "gates and what they gate are loaded 64 rows at a time"
+    )
+
+
+def test_gates_of_tokens_that_fill_no_tile_are_swapped() -> None:
+    """Else three tiles of 128 rows of A for 259 of them, and two for 132."""
+    gated = Signature("bf16", "bf16", "bf16", "f32", "swiglu", 28672, 4096)
+    for m, fewest in ((132, 132), (259, 130)):
+        best = rank(legal_variants("own", "sm_90a", gated), gated, m, "sm_90a").variants[0]
+        assert best.options["swap"]
+        assert fewest <= best.integer("tile_m") <= fewest + 8
 
 
 def test_more_rows_of_b_than_tiles_can_be_placed_for_are_unsuited() -> None:

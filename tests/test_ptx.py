@@ -92,6 +92,30 @@ def test_tokens_are_quantised_into_their_own_stage(choices: str) -> None:
     assert (done.returncode, done.stdout.count("ok ")) == (0, 1), done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    "choices",
+    [
+        "bf16_bf16_bf16_f32.bias+swiglu_interleaved.tile24x256.cluster2x1.rows.serial.cooperative",
+        pytest.param(
+            "bf16_bf16_bf16_f32.bias+swiglu_interleaved.tile40x128.cluster1x2.rows.serial.pingpong",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "bf16_bf16_bf16_f32.bias+swiglu_interleaved.tile88x128.cluster2x2.nonpersistent.rows.serial.pingpong",
+            marks=pytest.mark.long,
+        ),
+        pytest.param("f16_f16_f16_f32.geglu.tile16x128.cluster4x1.rows.serial.pingpong", marks=pytest.mark.long),
+        pytest.param(
+            "e4m3_e4m3_bf16_f32.swiglu.row_column_scaled.tile48x256.cluster1x2.rows.serial.cooperative",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_gates_are_swapped_too(choices: str) -> None:
+    done = run("sm_90a", "--name", f"own.sm90_persistent.{choices}.split_k1.swap.sm_90a")
+    assert (done.returncode, done.stdout.count("ok ")) == (0, 1), done.stdout + done.stderr
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_slices_of_k_that_take_stages_in_turn_wait_for_their_own(seed: int) -> None:
@@ -102,7 +126,7 @@ def test_slices_of_k_that_take_stages_in_turn_wait_for_their_own(seed: int) -> N
         "own.sm90_grouped_w4.bf16_e2m1_bf16_f32.mxfp4_weight_scaled.tile16x64x128.ctas_per_sm2.serial.sliced_k2.sm_90a",
     )
     words = [word for name in names for word in ("--name", name)]
-    done = run("sm_90a", *words, "--case", -1, "--case", -2, "--seed", seed)
+    done = run("sm_90a", *words, "--case", 38, "--case", 39, "--seed", seed)
     assert (done.returncode, done.stdout.count("ok ")) == (0, 2), done.stdout + done.stderr
 
 

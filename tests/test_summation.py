@@ -182,7 +182,7 @@ def test_epilogues_of_both_families_are_the_same_operations(epilogue: str, split
     for options in wanted:
         alike = {"split_k": split, "overlap": "serial", **options}
         suited = [v for v in variants(of) if alike.items() <= v.options.items()]
-        if suited:  # swapped operands have no gates and no 8-bit output, pingpong does not split K
+        if suited:  # swapped gates and pingpong do not split K, and 8-bit output is not swapped
             variant = min(suited, key=lambda v: abs(v.integer("tile_m") * v.integer("tile_n") - 128**2))
             (tmp_path / "kernel.cubin").write_bytes(lower(variant).cubin)
             run = subprocess.run([program, "-c", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True)

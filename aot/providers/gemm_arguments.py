@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from runtime.gemm.signature import Operand, extra_operands
@@ -17,8 +18,9 @@ from .arguments import ALIGNMENT_BYTES
 _SCALE_TILES_ALIGNMENT_BYTES = 32  # what block-scaled kernels of nvidia-cutlass-operators 0.3.0 assume
 
 
-def gemm_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]]:
-    """The symbols of a GEMM's tensors, and these as arguments: every extent and leading stride free.
+def gemm_tensors(variant: Variant, n_multiple: int = 1) -> tuple[dict[str, Symbol], list[Argument]]:
+    """The symbols of a GEMM's tensors, and these as arguments: every extent and leading stride free, but
+    that n is a multiple of `n_multiple`.
 
     A, B and D, then what `runtime.gemm.signature.extra_operands` lists. Extents are m, n, k, l (batch), p (columns of D
     where the epilogue is gated), mb, nb and kb (blocks of M, N and K); leading strides lda, ldb and so on. scale_a has
@@ -37,7 +39,11 @@ def gemm_tensors(variant: Variant) -> tuple[dict[str, Symbol], list[Argument]]:
     columns = whole[variant.d]
     if variant.b_major == "n":
         columns = max(columns, whole[variant.b])
-    divisibility = {"n": columns, "k": max(whole[variant.a], whole[variant.b]), "p": whole[variant.d]}
+    divisibility = {
+        "n": math.lcm(columns, n_multiple),
+        "k": max(whole[variant.a], whole[variant.b]),
+        "p": whole[variant.d],
+    }
     divisibility["kt"] = TILE_SCALES
     if fragments:
         divisibility |= {"n": BLOCK_ROWS, "k": BLOCK_COLUMNS}

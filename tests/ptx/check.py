@@ -84,6 +84,10 @@ CASES = (
     # So much of K that rings of stages go around, with loads of a few times as much under way.
     Case(_gemm("bf16", "e2m1", "bf16", 16, 3264, scaling="mxfp4_weight"), 9),
     Case(Grouped("bf16", "e2m1", "bf16", 2, 16, 3264, scaling="mxfp4_weight"), 9),
+    # Gates in whole atoms of 64, as swapped ones are, and a last tile that is not full.
+    Case(_gemm("bf16", "bf16", "bf16", 640, 328, epilogue="bias+swiglu_interleaved"), 45),
+    Case(_gemm("f16", "f16", "f16", 384, 136, epilogue="geglu"), 21),
+    Case(_gemm("e4m3", "e4m3", "bf16", 640, 528, scaling="row_column", epilogue="swiglu"), 70),
 )
 
 

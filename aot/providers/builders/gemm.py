@@ -78,7 +78,7 @@ def persistent(variant: Variant) -> Buildable:
     from ...kernels.sm90.persistent.kernel import Persistent
 
     plan = Plan.of(variant.options, persistent_form(variant))
-    symbols, tree = gemm_tensors(variant)
+    symbols, tree = gemm_tensors(variant, plan.n_multiple)
     clusters = DeviceArgument("max_active_clusters", "max_active_clusters", plan.cluster)
     if plan.stream_k:
         tree.append(WorkspaceArgument("partials", plan.partials_bytes, each=clusters.name, zeroed=False))

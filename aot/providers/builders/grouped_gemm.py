@@ -99,8 +99,7 @@ def grouped(variant: Variant) -> Buildable:
     from ...kernels.sm90.grouped.kernel import Grouped
 
     plan = grouped_plan(variant)
-    n_multiple = 2 * plan.gates_in_turn if plan.form.gated else 1
-    symbols, tree = grouped_tensors(variant, ROWS[variant.family], n_multiple)
+    symbols, tree = grouped_tensors(variant, ROWS[variant.family], plan.n_multiple)
     tree += [DeviceArgument("max_active_clusters", "max_active_clusters", plan.cluster), StreamArgument("stream")]
     names = tuple("counts" if name == "ends" and plan.form.masked else name for name in _ARGUMENTS)
     kernel = Grouped(variant.options, grouped_form(variant))

@@ -14,7 +14,6 @@ from runtime.numbers.scaling import SCALE_BLOCK
 from ...group_sizes import MOST_GROUPS
 from ..persistent import choices as persistent
 from ..persistent.form import Form
-from ..persistent.plan import gates_in_turn
 from ..sizes import CLUSTER_EXTENTS, TILE_EXTENTS
 from .plan import all_choices, plan_of
 
@@ -67,9 +66,6 @@ def limit(options: Mapping[str, Any], form: Form, groups: int, n: int) -> str | 
     """Why these choices cannot compute a form for so many groups, each with a B of `n` rows, or None."""
     if groups > MOST_GROUPS:
         return f"the scheduler has room for {MOST_GROUPS} groups"
-    each = gates_in_turn(options["swap"])
-    if form.gated and n % (2 * each):
-        return f"gates and what they gate are loaded {each} rows at a time"
     if form.quantises and n % (SCALE_BLOCK * (2 if form.gated else 1)):
         return f"columns of D are whole blocks of {SCALE_BLOCK}, which share scales"
-    return persistent.limit(form, n)
+    return persistent.limit(options, form, n)

@@ -14,7 +14,7 @@ from runtime.numbers.scaling import SCALE_BLOCK
 
 from ..sizes import CLUSTER_EXTENTS, PORTABLE_CLUSTER, TILE_EXTENTS, WGMMA_ROWS
 from .form import Form
-from .plan import STAGE_BYTES_OF_K, Plan
+from .plan import STAGE_BYTES_OF_K, Plan, gates_in_turn
 
 _FEWEST_STAGES = 2  # one is released when the products of the next are under way
 _FEWEST_GATHERED = 3  # one more is on its way when a gathering warp hands one over
@@ -23,6 +23,7 @@ _MOST_ROWS_OF_B = 1 << 27  # in tiles of 64: see `scheduler`, whose quotients ar
 # What a thread has for accumulators, of the 232 registers that it is given: the rest holds addresses, coordinates and
 # counters. Above these the compiler spills.
 _MOST_ACCUMULATORS, _MOST_FUSED, _MOST_RESIDUAL, _MOST_RESIDUAL_SWAPPED = 200, 144, 144, 96
+_MOST_SWAPPED_GATES = 184  # whose two atoms an epilogue tile takes half as wide as others
 _MOST_SPLIT = 120  # twice those that are promoted, whatever their partial ones are
 _MOST_STAGED_SCALES = 8  # of the 40 registers of a thread that loads them
 _MOST_BLOCKS, _MOST_SUB_BLOCKS = 2, 5  # of B, that columns of a tile lie in: consumers choose between two scales
@@ -82,12 +83,13 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
     return _rule_of_form(plan, form) or _rule_of_room(plan)
 
 
-def limit(form: Form, n: int) -> str | None:
-    """Why a form cannot be computed for B of `n` rows, or None."""
+def limit(options: Mapping[str, Any], form: Form, n: int) -> str | None:
+    """Why these choices cannot compute a form for B of `n` rows, or None."""
     if n > _MOST_ROWS_OF_B:
         return f"coordinates of tiles are exact up to N = {_MOST_ROWS_OF_B}"
-    if form.gated and n % 16:
-        return "gates and what they gate are loaded 8 rows at a time"
+    each = gates_in_turn(options["swap"])
+    if form.gated and n % (2 * each):
+        return f"gates and what they gate are loaded {each} rows at a time"
     if form.scaling == "block" and form.gated and "_interleaved" not in form.epilogue and n % (2 * SCALE_BLOCK):
         return "a block of B holds gates and what they gate"
     return None
@@ -159,10 +161,10 @@ def _rule_of_form(plan: Plan, form: Form) -> str | None:
         return "scales are for 8-bit inputs"
     if plan.swap and (DTYPES[form.d].bits == 8 or form.scaling == "block"):
         return "swapped operands have no 8-bit output or block scaling"
-    if plan.pairs_atoms and not form.grouped:
-        return "swapped operands have a gated epilogue where rows are by groups"
     if plan.pairs_atoms and plan.m_atoms % 2:
         return "a warp group has as many atoms of gates as of what they gate"
+    if plan.pairs_atoms and (plan.split_k > 1 or plan.stream_k):
+        return "slices of K exchange accumulators that follow each other, which an atom of gates and its partner do not"
     if form.b_major == "n":
         if plan.swap or form.gated or DTYPES[form.a].bits == 8:
             return "N-major B is for 16-bit types, unswapped and not gated"
@@ -186,6 +188,8 @@ def _rule_of_blocks(plan: Plan) -> str | None:
 
 def _rule_of_room(plan: Plan) -> str | None:
     most = _MOST_ACCUMULATORS if plan.form.epilogue == "none" else _MOST_FUSED
+    if plan.pairs_atoms and not plan.form.grouped:
+        most = _MOST_SWAPPED_GATES
     if plan.m_atoms == 3 and plan.promotion_interval:
         most = min(most, _MOST_PROMOTED_THREE)
     if Epilogue.of(plan.form.epilogue).residual:

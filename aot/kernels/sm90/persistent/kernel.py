@@ -81,7 +81,7 @@ class Persistent:
             rows, columns, out = b, a, cute.make_tensor(d.iterator, cute.select(d.layout, [1, 0, 2][: cute.rank(d)]))
         of_rows, of_columns, of_out = row_operand(plan, rows), column_operand(plan, columns), output(plan, out)
 
-        tile_rows = cute.ceil_div(cute.size(out, mode=[0]), plan.rows * plan.cluster_rows)
+        tile_rows = cute.ceil_div(cute.size(out, mode=[0]), plan.out_rows * plan.cluster_rows)
         tile_columns = cute.ceil_div(cute.size(out, mode=[1]), plan.out_columns * plan.cluster_columns)
         batches = cute.size(d, mode=[2]) if cutlass.const_expr(cute.rank(d) == 3) else 1
         work = tile_rows * tile_columns * batches

@@ -255,6 +255,11 @@ class Plan:
         return gates_in_turn(self.swap)
 
     @property
+    def n_multiple(self) -> int:
+        """What the rows of B are a multiple of: as many that make gates as make what they gate, or any number."""
+        return 2 * self.gates_in_turn if self.form.gated else 1
+
+    @property
     def m_atoms(self) -> int:
         """WGMMA atoms, of `WGMMA_ROWS` rows, in a warp group's part of a tile."""
         return self.rows // WGMMA_ROWS // self.atom_layout.rows
