@@ -126,6 +126,21 @@ def test_all_functions_are_checked_and_marked_so(source: Path, tmp_path: Path, c
     assert max(job.signature.flops(job.m) for job in times) <= 2**39
 
 
+def test_functions_of_other_extents_are_checked_at_their_own(tmp_path: Path) -> None:
+    """Swapped gates take N in multiples of 128, at which no tile of the others hangs over."""
+    gated = dataclasses.replace(PLAIN, epilogue="swiglu")
+    chosen = universal.choose_all([gated], "sm_90a", 10)
+    by_swap = {v.name(): bool(v.options.get("swap")) for v in chosen[0].variants}
+    assert {*by_swap.values()} == {False, True}
+    done: list[Job] = []
+    report = tuned(write(tmp_path / "forms.aot", chosen), tmp_path / "tuned.aot", gpu(chosen), done=done)
+    assert isinstance(report, TuneReport)
+    checks = [(job.signature.n, {by_swap[name] for name in job.names}) for job in done if not job.m]
+    of_others, of_swapped = ([(n * times, {swap}) for times in (1, 9, 37)] for n, swap in ((16, False), (128, True)))
+    assert sorted(checks, key=lambda check: check[0]) == sorted(of_others + of_swapped, key=lambda check: check[0])
+    assert all({by_swap[name] for name in job.names} == {False, True} for job in done if job.m)
+
+
 def losses(path: Path, chosen: Sequence[universal.Chosen], form: Signature) -> list[float]:
     """How far what is predicted best is behind the best, in logarithms, at problems that tuning does not draw."""
     us = truth(chosen)

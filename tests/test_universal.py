@@ -266,6 +266,18 @@ def test_functions_cover_few_rows_and_many() -> None:
     assert min(families.count(name) for name in ("sm90_small_m", "sm90_persistent")) >= 12
 
 
+def test_a_function_counts_for_nothing_where_it_cannot_compute() -> None:
+    """Swapped gates take N in multiples of 128."""
+    gated = dataclasses.replace(PLAIN, epilogue="swiglu")
+    (first,) = universal.choose(gated, "sm_90a", 1).variants
+    swapped = next(v for v in provider("own").variants("sm_90a", gated) if v.options.get("swap"))
+    us = {choices_of(first): 2.0, choices_of(swapped): 1.0}
+    timed = [Measured(n, 4096, m, us) for n in (7168, 28672) for m in (132, 200, 259, 600, 1100)]
+    assert swapped in universal.choose(gated, "sm_90a", 8, (), timed).variants
+    odd = [dataclasses.replace(at, n=at.n + 64) for at in timed]
+    assert swapped not in universal.choose(gated, "sm_90a", 8, (), odd).variants
+
+
 def test_choosing_is_the_same_each_time_and_each_function_is_there_once() -> None:
     again = universal.choose(PLAIN, "sm_90a", 40, (), folds(PLAIN)[0][0])
     assert again == chosen_by(PLAIN, 0)

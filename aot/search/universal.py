@@ -269,17 +269,21 @@ def _losses(variants: Sequence[Variant], form: Signature, measured: Sequence[Mea
     """For each problem the logarithm of each variant's time over the least, times the weight of the problem."""
     if not variants:
         return []
-    estimates = Estimates(variants)
-    rows = []
-    for m, n, k in _problems():
-        us = estimates.us(dataclasses.replace(form, n=n, k=k), m)
-        least = min(us)
-        rows.append([min(math.log(x / least), _WORST) for x in us])
+    estimates, multiples = Estimates(variants), [(_multiple(v, form, "n"), _multiple(v, form, "k")) for v in variants]
+
+    def losses(us: Sequence[float], n: int, k: int, weight: float) -> Iterable[list[float]]:
+        """Of the variants that compute it; of others what a problem costs that no function computes."""
+        able = [x if n % of_n == k % of_k == 0 else math.inf for x, (of_n, of_k) in zip(us, multiples, strict=True)]
+        least = min(able)
+        if math.isfinite(least):
+            yield [weight * min(math.log(x / least), _WORST) for x in able]
+
+    rows: list[list[float]] = []
+    for m, n, k in _problems(form):
+        rows += losses(estimates.us(dataclasses.replace(form, n=n, k=k), m), n, k, 1.0)
     for at, weight in zip(measured, weights([at.m for at in measured]), strict=True):
         us = filled(variants, estimates.us(dataclasses.replace(form, n=at.n, k=at.k), at.m, at.machine), at.us)
-        least = min(us)
-        if math.isfinite(least):
-            rows.append([weight * min(math.log(x / least), _WORST) for x in us])
+        rows += losses(us, at.n, at.k, weight)
     return rows
 
 
@@ -291,15 +295,15 @@ def weights(ms: Sequence[int]) -> list[float]:
     return [_MEASURED_SHARE * _DRAWN / counts[regime] for regime in regimes]
 
 
-def _problems() -> list[tuple[int, int, int]]:
-    """M, N and K of the problems to choose on, the same each time: log-uniform, N and K multiples of 64."""
-    drawn = random.Random(0)
+def _problems(form: Signature) -> list[tuple[int, int, int]]:
+    """M, N and K of the problems to choose on, the same each time: log-uniform, K and columns of D multiples of 64."""
+    drawn, of_n = random.Random(0), 128 if form.parts.gated else 64
 
     def log_uniform(low: int, high: int) -> float:
         return math.exp(drawn.uniform(math.log(low), math.log(high)))
 
     return [
-        (round(log_uniform(*regime)), round(log_uniform(*_N) / 64) * 64, round(log_uniform(*_K) / 64) * 64)
+        (round(log_uniform(*regime)), round(log_uniform(*_N) / of_n) * of_n, round(log_uniform(*_K) / 64) * 64)
         for regime in _REGIMES
         for _ in range(_DRAWN)
     ]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
 from runtime.gemm.signature import Signature
-from runtime.gemm.universal import FormSource, UniversalForm, machine_of, write
+from runtime.gemm.universal import FormSource, Function, UniversalForm, machine_of, write
 from runtime.numbers.scaling import SCALINGS
 from runtime.tables.dispatch import Capability, serves
 
@@ -32,7 +32,7 @@ _PROBLEMS = 48  # for each group of forms that are alike, as many in each regime
 _REGIMES = (1, 64), (65, 511), (512, 8192)
 _N, _K = (256, 32_768), (512, 16_384)
 _MOST_FLOPS = 2.0**39  # a launch of about a millisecond, and a reference of about ten
-_CHECKED_AT = (1, 1), (9, 17), (37, 5)  # N and K, in the least extents that all functions take; odd, so tiles hang over
+_CHECKED_AT = (1, 1), (9, 17), (37, 5)  # N and K, in the least extents that a function takes; odd, so tiles hang over
 _LEAST_EXTENT = 64
 Time = tuple[Signature, universal.Measured]  # of functions at a problem, by which estimates are corrected
 _TRIES = 100  # to draw a problem; functions that take only vast extents have none
@@ -85,23 +85,23 @@ def are_for(archive: Archive, capability: Capability) -> bool:
 
 def steps(task: Task) -> int:
     """How many jobs `tune` asks for at most, which progress is told by."""
-    return len(_CHECKED_AT) + len(task.problems)
+    return len(_CHECKED_AT) * len(_by_multiples(task.form)) + len(task.problems)
 
 
 def tune(task: Task) -> Generator[Job, Answer, TunedForm]:
     """Tune one form: its functions are checked on few extents at many M, then at each problem, where they are timed."""
     found, form = TunedForm(), task.form
 
-    def right(n: int) -> tuple[str, ...]:
-        return tuple(f.name for f in form.functions if f.name not in found.rejected and n <= f.most_n)
+    def right(functions: Iterable[Function], n: int) -> tuple[str, ...]:
+        return tuple(f.name for f in functions if f.name not in found.rejected and n <= f.most_n)
 
-    n_step, k_step = _multiples(form)
-    for n, k in _CHECKED_AT:
-        if names := right(n * n_step):
-            answer = yield Job(form.signature(n * n_step, k * k_step), names, CHECK_TOKENS)
-            found.rejected |= answer.rejected
+    for (n_step, k_step), alike in _by_multiples(form).items():
+        for n, k in _CHECKED_AT:
+            if names := right(alike, n * n_step):
+                answer = yield Job(form.signature(n * n_step, k * k_step), names, CHECK_TOKENS)
+                found.rejected |= answer.rejected
     for m, n, k in task.problems:
-        if names := right(n):
+        if names := right(form.functions, n):
             signature = form.signature(n, k)
             answer = yield Job(signature, names, check=(m,), m=m, sustained=True)
             found.rejected |= answer.rejected
@@ -185,6 +185,14 @@ def _variants(form: UniversalForm) -> dict[str, Variant]:
     """The variants that a form's functions were compiled from, by name, where a provider knows them."""
     found = ((f.name, of_name(f.name)) for f in form.functions)
     return {name: v for name, v in found if v is not None and unsuited(v, _sample(form)) is None}
+
+
+def _by_multiples(form: UniversalForm) -> dict[tuple[int, int], list[Function]]:
+    """Its functions by the least N and K of which they take all multiples."""
+    found: dict[tuple[int, int], list[Function]] = {}
+    for function in form.functions:
+        found.setdefault((function.n_multiple, function.k_multiple), []).append(function)
+    return found
 
 
 def _multiples(form: UniversalForm) -> tuple[int, int]:
