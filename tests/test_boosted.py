@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -16,7 +16,7 @@ from aot.search import boosted, estimates
 from aot.search.estimates import Estimates
 from aot.search.gemm import GEMM
 from aot.search.h200 import H200
-from aot.search.provider import PROVIDERS, family_of, provider
+from aot.search.provider import PROVIDERS, provider
 from aot.search.universal import choices_of
 from aot.search.variants import Variant
 from aot.tune import times
@@ -29,6 +29,7 @@ from .pages import choosing
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 GPUS = "h200", "h100"
 PLAIN = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)
+NATIVE = pytest.mark.skipif(native.trees is None, reason="runtime._native was not built")
 
 
 class Tuning(NamedTuple):
@@ -68,8 +69,7 @@ def alone(of: Tuning, m: int) -> dict[str, float]:
 
 
 def with_trees(of: Tuning, m: int) -> dict[str, float]:
-    names = list(of.variants)
-    return dict(zip(names, _with_trees(tuple(of.variants.values()))(of.signature, m), strict=True))
+    return {name: GEMM.corrected(us, of.variants[name], of.signature, m) for name, us in alone(of, m).items()}
 
 
 def shuffled(of: Tuning, m: int) -> dict[str, float]:
@@ -82,11 +82,6 @@ def shuffled(of: Tuning, m: int) -> dict[str, float]:
 @cache
 def _alone(variants: tuple[Variant, ...]) -> Callable[[Signature, int], list[float]]:
     return Estimates(variants).us
-
-
-@cache
-def _with_trees(variants: tuple[Variant, ...]) -> Callable[[Signature, int], list[float]]:
-    return GEMM.estimates(variants)
 
 
 def mean(losses: Sequence[float]) -> float:
@@ -146,16 +141,45 @@ def test_predictions_between_timed_m_are_nearer_to_the_best() -> None:
 # --- trees ---
 
 
-def test_numbers_and_cost_programs_give_the_same() -> None:
+@NATIVE
+def test_native_code_and_python_add_up_the_same() -> None:
     variants = [v for v in GEMM.variants("sm_90a", PLAIN) if boosted.is_known(v)][::29]
     assert len({v.family for v in variants}) == len(boosted.FAMILIES)
     for m in (1, 65, 777, 8192):
-        for v, us in zip(variants, GEMM.estimates(variants)(PLAIN, m), strict=True):
-            family = family_of(v)
-            assert family is not None
-            assert family.estimate_us is not None
-            guess = family.estimate_us(v, PLAIN, m, H200)
-            assert boosted.corrected(guess, v, PLAIN, m, H200, boosted.trees()) == pytest.approx(us)
+        for v in variants:
+            added = boosted.added(boosted.features(v, PLAIN, m, H200), boosted.trees())
+            assert GEMM.corrected(10.0, v, PLAIN, m) == pytest.approx(10 * math.exp(added))
+
+
+@NATIVE
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ((2, [(2, 1.0, -1, -1)], [0.0], [0]), "node 0 asks for no feature"),
+        ((2, [(-1, 1.0, -1, -1)], [0.0], [0]), "node 0 asks for no feature"),
+        ((2, [(0, 1.0, 0, -1)], [0.0], [0]), "a side that is no leaf or later node"),
+        ((2, [(0, 1.0, -1, 1)], [0.0], [0]), "a side that is no leaf or later node"),
+        ((2, [(0, 1.0, -1, -2)], [0.0], [0]), "a side that is no leaf or later node"),
+        ((2, [(0, 1.0, -1, -(1 << 31))], [0.0], [0]), "a side that is no leaf or later node"),
+        ((2, [], [0.0], [0]), "root 0 is no node or leaf"),
+        ((2, [], [0.0], [-2]), "root -2 is no node or leaf"),
+        ((2, [[0, 1.0, -1, -1]], [0.0], [0]), "a node is a tuple"),
+        ((65, [], [], []), "too large"),
+    ],
+)
+def test_native_code_refuses_trees_that_lead_nowhere(given: tuple[Any, ...], reason: str) -> None:
+    """Which the file of this package never has: what it says is followed without looking."""
+    with pytest.raises(ValueError, match=reason):
+        native.trees(*given)
+
+
+@NATIVE
+@pytest.mark.parametrize("values", [(), (1.0,), (1.0, 2.0, 3.0), ("1", 2.0), 5])
+def test_native_code_takes_a_value_for_each_feature(values: Any) -> None:
+    trees = native.trees(2, [(1, 5.0, -1, -2)], [1.0, 2.0], [0, 0, -2])
+    assert (trees.added((0, 5)), trees.added([0, 6.0])) == (4.0, 6.0)
+    with pytest.raises((ValueError, TypeError)):
+        trees.added(values)
 
 
 def test_kernels_that_none_was_fitted_to_keep_their_estimates() -> None:
@@ -167,30 +191,30 @@ def test_kernels_that_none_was_fitted_to_keep_their_estimates() -> None:
         signature = Signature(types, "e4m3", "bf16", "f32", epilogue, 6144, 4096, scaling=scaling)
         variants = GEMM.variants("sm_90a", signature)[:20]
         assert variants
-        assert GEMM.estimates(variants)(signature, 16) == Estimates(variants).us(signature, 16)
+        assert all(GEMM.corrected(10.0, variant, signature, 16) == 10.0 for variant in variants)
 
 
 def test_programs_that_would_be_too_large_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     variants = [v for v in GEMM.variants("sm_90a", PLAIN) if boosted.is_known(v)][:40]
-    whole = Estimates(variants, trees=boosted.trees())
-    monkeypatch.setattr(estimates, "MAX_COST_NODES", 1200)
-    cut = Estimates(variants, trees=boosted.trees())
+    whole = Estimates(variants)
+    monkeypatch.setattr(estimates, "MAX_COST_NODES", 400)
+    cut = Estimates(variants)
     assert len(cut._programs) > 2 * len(whole._programs)
     assert cut.us(PLAIN, 333) == whole.us(PLAIN, 333)
 
 
 def test_without_native_code_there_are_no_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    variants = GEMM.variants("sm_90a", PLAIN)[:8]
-    monkeypatch.setattr(native, "costs", None)
-    assert GEMM.estimates(variants)(PLAIN, 16) == pytest.approx(Estimates(variants).us(PLAIN, 16))
+    variant = next(v for v in GEMM.variants("sm_90a", PLAIN) if boosted.is_known(v))
+    monkeypatch.setattr(native, "trees", None)
+    assert GEMM.corrected(10.0, variant, PLAIN, 16) == 10.0
 
 
 def test_a_tree_is_followed_to_a_leaf() -> None:
     variant = next(v for v in GEMM.variants("sm_90a", PLAIN) if v.family == "sm90_persistent")
     place = boosted.FEATURES.index("m")
     tree = [place, 100, 0.5, [boosted.FEATURES.index("split_k"), 1, -0.5, 9.0]]
-    at = {m: boosted.corrected(10.0, variant, PLAIN, m, H200, [tree, tree]) for m in (100, 101)}
-    assert at == pytest.approx({100: 10 * math.e, 101: 10 / math.e})
+    at = {m: boosted.added(boosted.features(variant, PLAIN, m, H200), [tree, tree, 0.25]) for m in (100, 101)}
+    assert at == {100: 1.25, 101: -0.75}
 
 
 def test_trees_of_other_features_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,23 +2,26 @@
 
 A tree asks of a variant's choices and of the problem (rows, waves of tiles, how full these are) and adds to the
 logarithm of measured over estimated time, as in Friedman, "Greedy function approximation: a gradient boosting machine"
-(2001). `scripts/fit_trees.py` fits them with LightGBM to kept times and writes the file that is read here. Pure
-arithmetic over numbers or symbols, as estimates are.
+(2001). `scripts/fit_trees.py` fits them with LightGBM to kept times and writes the file that is read here; native code
+adds them up, which in Python would take tuning minutes a signature.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from runtime import native
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.scaling import SCALINGS
 
-from .costs import Extents, Machine, Number, Symbol, ceil, exp, select
+from .costs import Extents, Machine
+from .h200 import H200
 from .variants import Variant
 
 FILE = Path(__file__).with_name("boosted.json")
@@ -64,6 +67,7 @@ def trees() -> tuple[Node, ...]:
     return tuple(found["trees"])
 
 
+@cache
 def is_known(variant: Variant) -> bool:
     """Whether times of such kernels were fitted to: K-major, not batched, and e4m3 with scales and without gates."""
     if (variant.provider, variant.family) not in FAMILIES or variant.b_major != "k" or variant.batched:
@@ -72,26 +76,49 @@ def is_known(variant: Variant) -> bool:
     return bits == {16} or (bits == {8} and variant.scaling != "none" and not Epilogue.of(variant.epilogue).gated)
 
 
-def corrected(us: Any, variant: Variant, of: Extents, m: Number, machine: Machine, by: Sequence[Node]) -> Any:
-    """An estimate of a variant's microseconds for `m` rows, corrected by trees; as it is where `is_known` does not hold
-    for the variant."""
-    return us * exp(added(features(variant, of, m, machine), by)) if is_known(variant) else us
+def corrected(us: float, variant: Variant, of: Extents, m: int, machine: Machine = H200) -> float:
+    """An estimate of a variant's microseconds for `m` rows, corrected by the trees; as it is where `is_known` does not
+    hold for the variant, or there is no native code."""
+    if native.trees is None or not is_known(variant):
+        return us
+    return us * math.exp(_evaluator().added(features(variant, of, m, machine)))
 
 
-def added(asked: Sequence[Number], by: Sequence[Node]) -> Any:
-    """What trees add to the logarithm of an estimate, where `FEATURES` have the values `asked`."""
-    return sum(_leaf(tree, asked) for tree in by)
+def added(asked: Sequence[float], by: Sequence[Node]) -> float:
+    """What trees add to the logarithm of an estimate, where `FEATURES` have the values `asked`; in Python."""
+    return math.fsum(_leaf(tree, asked) for tree in by)
 
 
-def _leaf(node: Node, asked: Sequence[Number]) -> Any:
-    """What one tree adds. Of a number that is known one side is followed; of a symbol both are kept."""
+def evaluator(by: Sequence[Node]) -> Any:
+    """The trees as native code adds them up: `added(asked)` does what `added(asked, by)` does."""
+    nodes: list[Any] = []
+    leaves: list[float] = []
+
+    def side(node: Node) -> int:
+        """The place of a node and all under it, or -1 less that of a leaf."""
+        if not isinstance(node, list):
+            leaves.append(node)
+            return -len(leaves)
+        place, most, low, high = node
+        here = len(nodes)
+        nodes.append(None)
+        nodes[here] = place, most, side(low), side(high)
+        return here
+
+    roots = [side(tree) for tree in by]
+    return native.trees(len(FEATURES), nodes, leaves, roots)
+
+
+@cache
+def _evaluator() -> Any:
+    return evaluator(trees())
+
+
+def _leaf(node: Node, asked: Sequence[float]) -> float:
     while isinstance(node, list):
         place, most, low, high = node
-        x = asked[place]
-        if isinstance(x, Symbol):
-            return select(x, most, _leaf(low, asked), _leaf(high, asked))
-        node = low if x <= most else high
-    return node
+        node = low if asked[place] <= most else high
+    return float(node)
 
 
 @cache
@@ -113,7 +140,7 @@ def choices(variant: Variant) -> tuple[float, ...]:
     )
 
 
-def features(variant: Variant, of: Extents, m: Number, machine: Machine) -> tuple[Any, ...]:
+def features(variant: Variant, of: Extents, m: int, machine: Machine) -> tuple[float, ...]:
     """The values of `FEATURES` at a problem.
 
     `waves` are of tiles and slices of K over the CTAs that all SMs hold at once; `full_waves` is the share of whole
@@ -121,7 +148,7 @@ def features(variant: Variant, of: Extents, m: Number, machine: Machine) -> tupl
     """
     known = choices(variant)
     tile_m, tile_n, _, _, split_k, per_sm = known[2:8]
-    tiles_m, tiles_n = ceil(m / tile_m), ceil(of.n / tile_n)
+    tiles_m, tiles_n = -(-m // tile_m), -(-of.n // tile_n)
     waves = tiles_m * tiles_n * split_k / (machine.multiprocessors * per_sm)
     full_m, full_n = m / (tiles_m * tile_m), of.n / (tiles_n * tile_n)
-    return *known, m, of.n, of.k, waves, waves / ceil(waves), full_m, full_n
+    return *known, m, of.n, of.k, waves, waves / math.ceil(waves), full_m, full_n

@@ -15,7 +15,6 @@ from runtime.gemm.universal import INPUTS
 from runtime.limits import MAX_COST_NODES, MAX_COST_RESULTS
 from runtime.program.costs import CostProgram, CostSource
 
-from . import boosted
 from .costs import Extents, Machine, Number, Tape, exp, log, maximum, minimum
 from .h200 import H200
 from .provider import family_of
@@ -32,7 +31,6 @@ class _Extents(NamedTuple):
 
 # M values at which corrections are known: an octave apart, or two where kernels are for few rows.
 CORRECTED_M = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-_WITH_TREES = 16  # variants of a program: trees add about 500 operations for each
 Correction: TypeAlias = tuple[float, ...]  # the logarithm of measured over estimated time at each of `CORRECTED_M`
 
 
@@ -51,12 +49,10 @@ def shares(m: Number) -> list[Any]:
 def program(
     variants: Sequence[Variant],
     corrections: Mapping[Variant, Correction] = MappingProxyType({}),
-    trees: Sequence[boosted.Node] = (),
 ) -> CostSource:
     """The cost program over `INPUTS` that gives the microseconds of each of `variants`, in order.
 
-    Estimates are multiplied by what `corrections` has of a variant, and corrected by `trees` where these know its
-    family.
+    Estimates are multiplied by what `corrections` has of a variant.
 
     Raises:
         ValueError: one is of a family that has no estimate.
@@ -70,8 +66,6 @@ def program(
         if family is None or family.estimate_us is None:
             raise ValueError(f"{variant.name()}: its family has no estimate of times")
         us = family.estimate_us(variant, of, m, machine)
-        if trees:
-            us = boosted.corrected(us, variant, of, m, machine, trees)
         if variant in corrections:
             known = ((count, x) for count, x in zip(counts, corrections[variant], strict=True) if x)
             us = us * exp(sum(count * x for count, x in known))
@@ -86,15 +80,14 @@ class Estimates:
         self,
         variants: Sequence[Variant],
         corrections: Mapping[Variant, Correction] = MappingProxyType({}),
-        trees: Sequence[boosted.Node] = (),
     ) -> None:
         """The parameters are those of `program`."""
-        most = _WITH_TREES if trees else MAX_COST_RESULTS
+        most = MAX_COST_RESULTS
         parts = [variants[i : i + most] for i in range(0, len(variants), most)]
         self._programs = [
             CostProgram.from_json(source.to_json(), len(INPUTS), "estimates")
             for part in parts
-            for source in _small_enough(part, corrections, trees)
+            for source in _small_enough(part, corrections)
         ]
 
     def us(self, of: Extents, m: int, machine: Machine = H200) -> list[float]:
@@ -103,12 +96,10 @@ class Estimates:
         return list(itertools.chain.from_iterable(p.evaluate(values) for p in self._programs))
 
 
-def _small_enough(
-    variants: Sequence[Variant], corrections: Mapping[Variant, Correction], trees: Sequence[boosted.Node]
-) -> list[CostSource]:
+def _small_enough(variants: Sequence[Variant], corrections: Mapping[Variant, Correction]) -> list[CostSource]:
     """Their program, or where it is too large those of both halves."""
-    source = program(variants, corrections, trees)
+    source = program(variants, corrections)
     if len(variants) == 1 or len(source.constants) + len(source.operations) <= MAX_COST_NODES:
         return [source]
     half = len(variants) // 2
-    return [*_small_enough(variants[:half], corrections, trees), *_small_enough(variants[half:], corrections, trees)]
+    return [*_small_enough(variants[:half], corrections), *_small_enough(variants[half:], corrections)]

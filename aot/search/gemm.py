@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from runtime import native
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.program.record import Record
@@ -87,9 +86,12 @@ class GemmBuilding(Building):
         return Shortlist(listed, found.source)
 
     def estimates(self, variants: Sequence[Variant]) -> Callable[[Signature, int], list[float]]:
-        """By cost programs, as such estimates are made of operations that these record, and corrected by trees where
-        native code evaluates them: in Python a thousand functions would take minutes a signature."""
-        return Estimates(variants, trees=() if native.costs is None else boosted.trees()).us
+        """By cost programs, as such estimates are made of operations that these record."""
+        return Estimates(variants).us
+
+    def corrected(self, us: float, variant: Variant, signature: Signature, m: int) -> float:
+        """By trees, where native code adds them up."""
+        return boosted.corrected(us, variant, signature, m)
 
     def _suited(self, signatures: Iterable[Signature], target: str) -> dict[Signature, frozenset[Variant]]:
         """The variants of each signature; those that have the same ones, as most of a form have, share one set."""

@@ -49,8 +49,8 @@ _SCATTER, _NOISE = 0.05, 0.01
 _SCATTER_OCTAVES = 1.5
 # Standard deviations that a choice is on the safe side by. On an H200's times of 214 functions (five N x K in bf16, 26
 # random M from 65, those at seven known and single functions looked at up to four times at seven more), with trees, the
-# choice at the latter is 0.9% behind the best, without caution 1.2%, without looks 1.7%, and elsewhere 1.5% in each;
-# with 1.5 in place of 0.5 it is 0.8%, and elsewhere 1.8%.
+# choice at the latter is 0.9% behind the best, without caution 1.1%, without looks 1.7%, and elsewhere 1.4% in each;
+# with 1.5 in place of 0.5 it is 0.8%, and elsewhere 1.7%.
 _CAUTION = 0.5
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime.program.operation import Signature
 from runtime.program.record import Record
@@ -23,6 +23,13 @@ from .operation import tuning
 from .roofline import expected_us
 
 
+class _Estimated(NamedTuple):
+    """Estimated microseconds for a signature: of all functions at an M, and of a function at an M, corrected."""
+
+    by_m: dict[int, list[float]]
+    corrected: dict[tuple[str, int], float]
+
+
 class Pool:
     """Which functions of `target` can compute each signature, of those called `names`."""
 
@@ -30,7 +37,7 @@ class Pool:
         self._target, self._names, self._record = target, set(names), cache(record)
         self._entries = [e for e in entries if e.target == target]
         self._variants: dict[Signature, dict[str, Variant]] = {}
-        self._us: dict[Signature, dict[int, dict[str, float]]] = {}  # by M and name
+        self._us: dict[Signature, _Estimated] = {}
 
     def suited(self, entry: Entry) -> list[str]:
         """The functions that can compute an entry's signature, by name: its own, and the archive's other ones."""
@@ -47,17 +54,26 @@ class Pool:
         return sorted((own & self._names) | (fits & self._names))
 
     def estimates(self, signature: Any) -> Callable[[str, int], float]:
-        """What gives microseconds of a function at M: the estimate of its family, or a roofline where it has none."""
+        """What gives microseconds of a function at M: the estimate of its family, corrected by what was measured
+        elsewhere, or a roofline where it has none."""
         found = {n: v for n, v in self._of(signature).items() if (f := family_of(v)) is not None and f.estimate_us}
         if not found:
             return lambda name, m: expected_us(signature, m)
-        estimates, known = _estimates(signature.operation, tuple(found.values())), self._us.setdefault(signature, {})
+        estimates, corrected = (
+            _estimates(signature.operation, tuple(found.values())),
+            building(signature.operation).corrected,
+        )
+        places, (by_m, known) = (
+            {name: i for i, name in enumerate(found)},
+            self._us.setdefault(signature, _Estimated({}, {})),
+        )
 
         def estimate_us(name: str, m: int) -> float:
-            at_m = known.get(m)
-            if at_m is None:
-                at_m = known[m] = dict(zip(found, estimates(signature, m), strict=True))
-            us = at_m.get(name)
+            us = known.get((name, m))
+            if us is None and name in places:
+                if m not in by_m:
+                    by_m[m] = estimates(signature, m)
+                us = known[name, m] = corrected(by_m[m][places[name]], found[name], signature, m)
             return expected_us(signature, m) if us is None else us
 
         return estimate_us

@@ -24,5 +24,6 @@ int add_launch(PyObject *module);
 int add_pointers(PyObject *module);
 int add_program(PyObject *module);
 int add_table(PyObject *module); /* after those of launches and counters */
+int add_trees(PyObject *module);
 
 #endif
