@@ -28,7 +28,7 @@ import torch
 from report import ends, geomean, out_argument, write
 
 import runtime
-from aot.search import rank
+from aot.search import boosted, rank
 from aot.search.legal import of_name, unsuited
 from aot.search.variants import Variant
 from aot.tune import measure
@@ -121,10 +121,15 @@ def of_times(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each form, which is a key without N and K and what was promised: mean and worst loss."""
+    """For each form, which is a key without N and K and what was promised: mean and worst loss; and the same of N x K
+    that no tree was fitted to, which the ranking goes by."""
     forms: dict[str, list[Mapping[str, Any]]] = {}
     for r in results:
-        forms.setdefault(re.sub(r"_n\d+_k\d+|_launch$|_weights$", "", r["signature"]), []).append(r)
+        form = re.sub(r"_n\d+_k\d+|_launch$|_weights$", "", r["signature"])
+        forms.setdefault(form, []).append(r)
+        signature = Signature.of_key(r["signature"])
+        if signature is not None and boosted.is_unseen(signature.n, signature.k):
+            forms.setdefault(f"{form}, unseen", []).append(r)
     lines = []
     for form, of_form in forms.items():
         by_limit = list(zip(*(r["loss"] for r in of_form), strict=True))

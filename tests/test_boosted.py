@@ -148,7 +148,7 @@ def test_native_code_and_python_add_up_the_same() -> None:
     for m in (1, 65, 777, 8192):
         for v in variants:
             added = boosted.added(boosted.features(v, PLAIN, m, H200), boosted.trees())
-            assert GEMM.corrected(10.0, v, PLAIN, m) == pytest.approx(10 * math.exp(added))
+            assert GEMM.corrected(10.0, v, PLAIN, m) == 10 * math.exp(added)
 
 
 @NATIVE

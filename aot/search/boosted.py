@@ -2,8 +2,8 @@
 
 A tree asks of a variant's choices and of the problem (rows, waves of tiles, how full these are) and adds to the
 logarithm of measured over estimated time, as in Friedman, "Greedy function approximation: a gradient boosting machine"
-(2001). `scripts/fit_trees.py` fits them with LightGBM to kept times and writes the file that is read here; native code
-adds them up, which in Python would take tuning minutes a signature.
+(2001). `scripts/fit_trees.py` fits them with LightGBM to kept times and writes the file that is read here. Native code
+adds them up, where it was built: in Python that takes 30 times as long, and gives the same bits.
 """
 
 from __future__ import annotations
@@ -78,19 +78,21 @@ def is_known(variant: Variant) -> bool:
 
 def corrected(us: float, variant: Variant, of: Extents, m: int, machine: Machine = H200) -> float:
     """An estimate of a variant's microseconds for `m` rows, corrected by the trees; as it is where `is_known` does not
-    hold for the variant, or there is no native code."""
-    if native.trees is None or not is_known(variant):
+    hold for the variant."""
+    if not is_known(variant):
         return us
-    return us * math.exp(_evaluator().added(features(variant, of, m, machine)))
+    asked = features(variant, of, m, machine)
+    return us * math.exp(added(asked, trees()) if native.trees is None else _evaluator().added(asked))
 
 
 def added(asked: Sequence[float], by: Sequence[Node]) -> float:
     """What trees add to the logarithm of an estimate, where `FEATURES` have the values `asked`; in Python."""
-    return math.fsum(_leaf(tree, asked) for tree in by)
+    return sum(_leaf(tree, asked) for tree in by)
 
 
-def evaluator(by: Sequence[Node]) -> Any:
-    """The trees as native code adds them up: `added(asked)` does what `added(asked, by)` does."""
+@cache
+def _evaluator() -> Any:
+    """The trees as native code adds them up: `added(asked)` does what `added(asked, trees())` does."""
     nodes: list[Any] = []
     leaves: list[float] = []
 
@@ -105,13 +107,8 @@ def evaluator(by: Sequence[Node]) -> Any:
         nodes[here] = place, most, side(low), side(high)
         return here
 
-    roots = [side(tree) for tree in by]
+    roots = [side(tree) for tree in trees()]
     return native.trees(len(FEATURES), nodes, leaves, roots)
-
-
-@cache
-def _evaluator() -> Any:
-    return evaluator(trees())
 
 
 def _leaf(node: Node, asked: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from runtime import native
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.program.record import Record
@@ -90,8 +91,8 @@ class GemmBuilding(Building):
         return Estimates(variants).us
 
     def corrected(self, us: float, variant: Variant, signature: Signature, m: int) -> float:
-        """By trees, where native code adds them up."""
-        return boosted.corrected(us, variant, signature, m)
+        """By trees, where native code adds them up: in Python, tuning would take minutes a signature."""
+        return us if native.trees is None else boosted.corrected(us, variant, signature, m)
 
     def _suited(self, signatures: Iterable[Signature], target: str) -> dict[Signature, frozenset[Variant]]:
         """The variants of each signature; those that have the same ones, as most of a form have, share one set."""

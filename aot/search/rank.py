@@ -1,16 +1,16 @@
 """Orders GEMM variants for one problem, with no GPU.
 
-The order is that of families' own estimates of each variant's time, where they have any; else nvidia-matmul-heuristics'
-where that library can be loaded and knows the target and the element types, and a model of `tile_waves` where not.
-All are guesses that decide what gets compiled and measured, and what is served until `aot tune` has measured it. Knows
-nothing of compilers.
+The order is that of families' own estimates of each variant's time, where they have any, corrected by trees (`boosted`)
+where these know such variants; else nvidia-matmul-heuristics' where that library can be loaded and knows the target and
+the element types, and a model of `tile_waves` where not. All are guesses that decide what gets compiled and measured,
+and what is served until `aot tune` has measured it. Knows nothing of compilers.
 
 How good a guess, for sm_90a from M = 128 up, where hundreds of variants were timed on H200s at up to seven M
-(`scripts/sweep_variants.py --times benchmarks/variants_h200.json.xz` says it): of 600 in bf16 the best of the first 12
-takes 0.6 % longer than the best of all (262 problems of 22 to 27 layers of models), the first alone 4 %; of 351 with
-SwiGLU 0.1 % and 3 % (32 problems of 4); of 409 in row-scaled e4m3 0.2 % and 3 % (122 of 22). The estimates are fitted
-to these times, to others at M, N and K drawn at random, and up to M = 64 to others still; of stream_k they hold what
-was measured on average, and of orders of tiles they know but one.
+(`scripts/sweep_variants.py --times benchmarks/variants_h200.json.xz` says it): of 600 in bf16 the best of the first 8
+takes 0.5 % longer than the best of all (262 problems of 22 to 27 layers of models), the first alone 2 %; of 351 with
+SwiGLU 0.1 % and 2 % (32 problems of 4); of 409 in row-scaled e4m3 0.0 % and 1 % (122 of 22). Estimates and trees are
+fitted to these times, to others at M, N and K drawn at random, and up to M = 64 to others still; of stream_k estimates
+hold what was measured on average, and of orders of tiles they know but one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 from runtime.gemm.signature import Signature
 from runtime.program.operation import OVERLAPS
 
-from . import targets
+from . import boosted, targets
 from .estimates import Estimates
 from .h200 import H200
 from .legal import overlaps_less, unsuited
@@ -44,6 +44,8 @@ from .variants import Variant
 _TWO_CTA_FROM_M = 256
 # From so many problems on a cost program pays: to make one takes about 20 times as long as each estimate once.
 _MANY_PROBLEMS = 20
+# Of the least estimates so many are corrected by trees: with all of them the first 8 are no better.
+_CORRECTED = 64
 
 
 @dataclass(frozen=True)
@@ -247,6 +249,10 @@ class _Times:
         self.places = {variant: place for place, (variant, _) in enumerate(self._found)}
         self._estimates = None if few else _estimates(tuple(self.places))
 
+    def variant(self, place: int) -> Variant:
+        """The one at a place."""
+        return self._found[place][0]
+
     def us(self, signature: Signature, m: int, places: Sequence[int]) -> list[float]:
         """The microseconds of those at `places`."""
         if self._estimates is None:
@@ -285,11 +291,15 @@ class _Suited:
 
 
 def _order(suited: _Suited, signature: Signature, m: int, model: Model) -> Iterator[_Run]:
-    """Cheapest first: by their families' own estimates of the time, then those without by `model`."""
+    """Cheapest first: by their families' own estimates of the time, of which the least are corrected by trees, then
+    those without by `model`."""
     if suited.estimated:
-        estimated = zip(suited.times.us(signature, m, suited.places), suited.estimated, strict=True)
-        for _, run in sorted(estimated, key=itemgetter(0)):
-            yield run
+        us = suited.times.us(signature, m, suited.places)
+        places = sorted(range(len(us)), key=us.__getitem__)
+        first = places[:_CORRECTED]
+        corrected = {i: boosted.corrected(us[i], suited.times.variant(suited.places[i]), signature, m) for i in first}
+        for place in [*sorted(first, key=corrected.__getitem__), *places[_CORRECTED:]]:
+            yield suited.estimated[place]
     if suited.shapes:
         yield from _by_model(suited, signature, m, model)
 
