@@ -51,13 +51,12 @@ def test_a_build_makes_an_archive_that_serves_the_manifest(archive: Path) -> Non
 
 def test_the_build_table_says_where_an_archive_is_from_and_not_when_or_where_it_was_made(archive: Path) -> None:
     with Archive.open(archive) as opened:
-        table = opened.table("build")
+        table, families = opened.table("build"), {".".join(name.split(".")[:2]) for name in opened.functions}
     assert table["models"][0]["model"] == "tiny"
     assert [g["name"] for g in table["models"][0]["gemms"]] == ["up", "down"]
     assert set(table["ranking"]) == {"sm_90a"}
     assert {"nvidia-cutlass-dsl", "nvidia-cutlass-operators", "cute-aot", "python", "zstd"} <= set(table["tools"])
-    families = ["cutlass_operators.sm90_static_persistent", "own.sm90_persistent", "own.sm90_small_m"]
-    assert list(table["providers"]) == families
+    assert list(table["providers"]) == sorted(families)
     assert (table["failures"], table["unserved"]) == ([], [])
     assert str(archive.parent) not in json.dumps(table)
 

@@ -308,6 +308,24 @@ def test_swapped_gates_are_whole_atoms_of_one_warp_group_with_all_of_k() -> None
     )
 
 
+@pytest.mark.parametrize(
+    "epilogue",
+    [
+        "geglu",
+        *(pytest.param(e, marks=pytest.mark.long) for e in ("swiglu", "bias+geglu", "geglu_interleaved", "geglu_tanh")),
+    ],
+)
+@pytest.mark.parametrize("schedule", ["cooperative", "pingpong"])
+def test_the_largest_swapped_gates_keep_their_sums_in_registers(epilogue: str, schedule: str) -> None:
+    pytest.importorskip("cutlass")
+    from aot.compile.lower import lower
+
+    found = [v for v in variants(dataclasses.replace(PLAIN, epilogue=epilogue)) if v.options["swap"]]
+    largest = max((v for v in found if v.options["schedule"] == schedule), key=lambda v: v.integer("tile_m"))
+    assert largest.integer("tile_m") >= 144
+    lower(largest)
+
+
 def test_gates_of_tokens_that_fill_no_tile_are_swapped() -> None:
     """Else three tiles of 128 rows of A for 259 of them, and two for 132."""
     gated = Signature("bf16", "bf16", "bf16", "f32", "swiglu", 28672, 4096)

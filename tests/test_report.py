@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from aot.inspect.report.bins import Bin, bins
 from aot.inspect.report.data import report
 from aot.pack.write import Package
+from aot.report.layers import meeting
 from aot.report.view import view
 from runtime.container.archive import Archive
 from runtime.device.gpus import Gpu
@@ -80,6 +81,17 @@ def test_a_column_meets_ranges_that_ascend_as_it_meets_each(
         ranges[-1] = (ranges[-1][0], None)
     for column in (Bin(first, first + more), Bin(first, None)):
         assert column.meets_any(ranges) == any(column.meets(*pair) for pair in ranges)
+
+
+@given(st.lists(st.integers(1, 200), unique=True, max_size=12), st.integers(1, 210), st.integers(0, 40), st.booleans())
+def test_a_cell_tells_of_the_ranges_that_its_column_meets(ends: list[int], first: int, more: int, open_: bool) -> None:
+    ends = sorted(ends)[: len(ends) // 2 * 2]
+    ranges: list[dict[str, Any]] = [{"m_min": a, "m_max": b} for a, b in zip(ends[::2], ends[1::2], strict=True)]
+    if ranges and open_:
+        ranges[-1]["m_max"] = None
+    for column in (Bin(first, first + more), Bin(first, None)):
+        met = [row for row in ranges if column.meets(row["m_min"], row["m_max"])]
+        assert meeting(ranges, column._asdict()) == met
 
 
 # --- layers ---

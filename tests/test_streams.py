@@ -114,7 +114,7 @@ def test_odd_names_are_listed_on_any_terminal(run_odd: Run, odd: Path, command: 
     assert json.loads(run_odd(command, odd, *entry, "--json").out)
     assert "\\x1b[31m\\n\\u202e" in result.out
     if command == "verify":
-        assert result.out.endswith("\\udcff.aot: 47 checks, all good\n")
+        assert result.out.endswith("\\udcff.aot: 57 checks, all good\n")
         assert result.out.count("\n") == 1
 
 
@@ -161,7 +161,7 @@ def test_odd_names_are_listed_in_the_c_locale(odd: Path) -> None:
     done = subprocess.run([*COMMAND, "verify", path], cwd=ROOT, env=os.environ | C_LOCALE, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.endswith(
-        b"\\udcc3\\udca4\\udce6\\udca8\\udca1\\x1b[31m\\n\\udce2\\udc80\\udcae\\udcff.aot: 47 checks, all good\n"
+        b"\\udcc3\\udca4\\udce6\\udca8\\udca1\\x1b[31m\\n\\udce2\\udc80\\udcae\\udcff.aot: 57 checks, all good\n"
     )
 
 

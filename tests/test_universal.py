@@ -274,6 +274,8 @@ def test_a_function_counts_for_nothing_where_it_cannot_compute() -> None:
     us = {choices_of(first): 2.0, choices_of(swapped): 1.0}
     timed = [Measured(n, 4096, m, us) for n in (7168, 28672) for m in (132, 200, 259, 600, 1100)]
     assert swapped in universal.choose(gated, "sm_90a", 8, (), timed).variants
+    (only,) = universal.choose(gated, "sm_90a", 1).variants
+    assert unsuited(only, dataclasses.replace(gated, n=7232)) is None, "one function serves what most do"
     odd = [dataclasses.replace(at, n=at.n + 64) for at in timed]
     assert swapped not in universal.choose(gated, "sm_90a", 8, (), odd).variants
 

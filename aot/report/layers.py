@@ -77,7 +77,7 @@ def _cell(name: str, layer: dict[str, Any], column: dict[str, Any], cell: dict[s
     """The class, the few characters, and the sentence of a cell against torch."""
     here = span(column["first"], column["last"])
     serves = f"served by {', '.join(cell['serves'][:4])}{' and others' if len(cell['serves']) > 4 else ''}"
-    faster = _meeting(layer["torch_faster"], column)
+    faster = meeting(layer["torch_faster"], column)
     spans = ", ".join(span(row["m_min"], row["m_max"]) for row in faster[:_MOST_SPANS])
     also = f"; torch is faster at M = {spans}{' and others' if len(faster) > _MOST_SPANS else ''}" if faster else ""
     where = f"{name} at M = {here}"
@@ -109,7 +109,7 @@ def _in(m: int, column: dict[str, Any]) -> bool:
     return bool(column["first"] <= m and (column["last"] is None or m <= column["last"]))
 
 
-def _meeting(ranges: list[dict[str, Any]], column: dict[str, Any]) -> list[dict[str, Any]]:
+def meeting(ranges: list[dict[str, Any]], column: dict[str, Any]) -> list[dict[str, Any]]:
     """Those of ranges, ascending and disjoint, that have an M of a column."""
     begins = bisect.bisect_left(ranges, column["first"], key=lambda r: math.inf if r["m_max"] is None else r["m_max"])
     last = math.inf if column["last"] is None else column["last"]

@@ -87,7 +87,10 @@ def corrected(us: float, variant: Variant, of: Extents, m: int, machine: Machine
 
 def added(asked: Sequence[float], by: Sequence[Node]) -> float:
     """What trees add to the logarithm of an estimate, where `FEATURES` have the values `asked`; in Python."""
-    return sum(_leaf(tree, asked) for tree in by)
+    total = 0.0
+    for tree in by:  # and not `sum`, which rounds as native code does on some Pythons alone
+        total += _leaf(tree, asked)
+    return total
 
 
 @cache

@@ -99,8 +99,8 @@ def choose(
     """
     kept = [v for v in kept if unsuited(v, form) is None][: MAX_COST_RESULTS - count]
     candidates = list(dict.fromkeys([*kept, *_estimated(form, target)]))
-    enough = _ENOUGH * (len(_REGIMES) * _DRAWN + math.fsum(weights([at.m for at in measured])))
-    taken = _cover(_losses(candidates, form, measured), len(candidates), len(kept), count + len(kept), enough)
+    rows, weight = _losses(candidates, form, measured)
+    taken = _cover(rows, len(candidates), len(kept), count + len(kept), _ENOUGH * weight)
     variants, lines = tuple(candidates[i] for i in taken), corrections(candidates, form, measured)
     return Chosen(form, target, variants, {v: lines[v] for v in variants if v in lines})
 
@@ -265,26 +265,33 @@ def filled(variants: Sequence[Variant], estimated: Sequence[float], us: Mapping[
     ]
 
 
-def _losses(variants: Sequence[Variant], form: Signature, measured: Sequence[Measured]) -> list[list[float]]:
-    """For each problem the logarithm of each variant's time over the least, times the weight of the problem."""
+def _losses(
+    variants: Sequence[Variant], form: Signature, measured: Sequence[Measured]
+) -> tuple[list[list[float]], float]:
+    """For each problem that some variant computes the logarithm of each variant's time over the least, times the weight
+    of the problem; and these weights together."""
     if not variants:
-        return []
+        return [], 0.0
     estimates, multiples = Estimates(variants), [(_multiple(v, form, "n"), _multiple(v, form, "k")) for v in variants]
 
-    def losses(us: Sequence[float], n: int, k: int, weight: float) -> Iterable[list[float]]:
-        """Of the variants that compute it; of others what a problem costs that no function computes."""
+    rows: list[list[float]] = []
+    of_all = 0.0
+
+    def add(us: Sequence[float], n: int, k: int, weight: float) -> None:
+        """A variant that does not compute it costs what a problem does that no function computes."""
+        nonlocal of_all
         able = [x if n % of_n == k % of_k == 0 else math.inf for x, (of_n, of_k) in zip(us, multiples, strict=True)]
         least = min(able)
         if math.isfinite(least):
-            yield [weight * min(math.log(x / least), _WORST) for x in able]
+            rows.append([weight * min(math.log(x / least), _WORST) for x in able])
+            of_all += weight
 
-    rows: list[list[float]] = []
     for m, n, k in _problems(form):
-        rows += losses(estimates.us(dataclasses.replace(form, n=n, k=k), m), n, k, 1.0)
+        add(estimates.us(dataclasses.replace(form, n=n, k=k), m), n, k, 1.0)
     for at, weight in zip(measured, weights([at.m for at in measured]), strict=True):
         us = filled(variants, estimates.us(dataclasses.replace(form, n=at.n, k=at.k), at.m, at.machine), at.us)
-        rows += losses(us, at.n, at.k, weight)
-    return rows
+        add(us, at.n, at.k, weight)
+    return rows, of_all
 
 
 def weights(ms: Sequence[int]) -> list[float]:
@@ -296,16 +303,20 @@ def weights(ms: Sequence[int]) -> list[float]:
 
 
 def _problems(form: Signature) -> list[tuple[int, int, int]]:
-    """M, N and K of the problems to choose on, the same each time: log-uniform, K and columns of D multiples of 64."""
-    drawn, of_n = random.Random(0), 128 if form.parts.gated else 64
+    """M, N and K of the problems to choose on, the same each time: log-uniform, N and K multiples of 64; of gates three
+    N in four are of 128, as most layers' are."""
+    drawn = random.Random(0)
 
     def log_uniform(low: int, high: int) -> float:
         return math.exp(drawn.uniform(math.log(low), math.log(high)))
 
+    def of_n(number: int) -> int:
+        return 128 if form.parts.gated and number % 4 else 64
+
     return [
-        (round(log_uniform(*regime)), round(log_uniform(*_N) / of_n) * of_n, round(log_uniform(*_K) / 64) * 64)
+        (round(log_uniform(*regime)), round(log_uniform(*_N) / of_n(i)) * of_n(i), round(log_uniform(*_K) / 64) * 64)
         for regime in _REGIMES
-        for _ in range(_DRAWN)
+        for i in range(_DRAWN)
     ]
 
 

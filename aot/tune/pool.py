@@ -22,11 +22,14 @@ from ..search.variants import Variant
 from .operation import tuning
 from .roofline import expected_us
 
+_FAR = 2.0  # times the least estimate at an M: of what is further behind, no correction would make a choice
+
 
 class _Estimated(NamedTuple):
-    """Estimated microseconds for a signature: of all functions at an M, and of a function at an M, corrected."""
+    """Estimated microseconds for a signature: of all functions at an M, with what is far behind the least of these; and
+    of a function at an M, corrected."""
 
-    by_m: dict[int, list[float]]
+    by_m: dict[int, tuple[list[float], float]]
     corrected: dict[tuple[str, int], float]
 
 
@@ -72,8 +75,11 @@ class Pool:
             us = known.get((name, m))
             if us is None and name in places:
                 if m not in by_m:
-                    by_m[m] = estimates(signature, m)
-                us = known[name, m] = corrected(by_m[m][places[name]], found[name], signature, m)
+                    at_m = estimates(signature, m)
+                    by_m[m] = at_m, min(at_m) * _FAR
+                at_m, far = by_m[m]
+                us = at_m[places[name]]
+                us = known[name, m] = corrected(us, found[name], signature, m) if us <= far else us
             return expected_us(signature, m) if us is None else us
 
         return estimate_us

@@ -1,4 +1,4 @@
-/* Sums of regression trees: see aot/search/boosted.py. What is wrong with them is a ValueError. */
+/* Sums of regression trees: see aot/search/boosted.py. Trees that lead nowhere are a ValueError. */
 
 #include "native.h"
 
@@ -32,18 +32,24 @@ static int is_side(const Trees *self, int side, uint32_t first) {
 
 static int fill(Trees *self, PyObject *nodes, PyObject *leaves, PyObject *roots) {
     for (uint32_t i = 0; i < self->leaves; i++) {
-        self->leaf[i] = PyFloat_AsDouble(PyList_GetItem(leaves, i));
+        PyObject *given = PyList_GetItem(leaves, i);
+        if (given == NULL) return -1;
+        self->leaf[i] = PyFloat_AsDouble(given);
         if (PyErr_Occurred()) return -1;
     }
     for (uint32_t i = 0; i < self->nodes; i++) {
         Node *node = &self->node[i];
-        PyObject *given = PyList_GetItem(nodes, i);
-        int place, low, high;
+        PyObject *given = PyList_GetItem(nodes, i); /* NULL where reading one before has changed the list */
+        int place, low, high, found;
+        if (given == NULL) return -1;
         if (!PyTuple_Check(given)) {
             PyErr_SetString(PyExc_ValueError, "a node is a tuple");
             return -1;
         }
-        if (!PyArg_ParseTuple(given, "idii", &place, &node->most, &low, &high)) return -1;
+        Py_INCREF(given);
+        found = PyArg_ParseTuple(given, "idii", &place, &node->most, &low, &high);
+        Py_DECREF(given);
+        if (!found) return -1;
         if (place < 0 || (uint32_t)place >= self->features || !is_side(self, low, i + 1) || !is_side(self, high, i + 1)) {
             PyErr_Format(PyExc_ValueError, "node %u asks for no feature, or has a side that is no leaf or later node", i);
             return -1;
@@ -53,7 +59,8 @@ static int fill(Trees *self, PyObject *nodes, PyObject *leaves, PyObject *roots)
         node->side[1] = high;
     }
     for (uint32_t i = 0; i < self->roots; i++) {
-        long root = PyLong_AsLong(PyList_GetItem(roots, i));
+        PyObject *given = PyList_GetItem(roots, i);
+        long root = given == NULL ? -1 : PyLong_AsLong(given);
         if (PyErr_Occurred()) return -1;
         if (root < INT32_MIN || root > INT32_MAX || !is_side(self, (int)root, 0)) {
             PyErr_Format(PyExc_ValueError, "root %ld is no node or leaf", root);
@@ -66,20 +73,20 @@ static int fill(Trees *self, PyObject *nodes, PyObject *leaves, PyObject *roots)
 
 /* Trees(features, nodes, leaves, roots) */
 static PyObject *trees_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    unsigned features;
+    int features;
     PyObject *nodes, *leaves, *roots;
     Trees *self;
     (void)keywords;
-    if (!PyArg_ParseTuple(args, "IO!O!O!", &features, &PyList_Type, &nodes, &PyList_Type, &leaves, &PyList_Type, &roots))
+    if (!PyArg_ParseTuple(args, "iO!O!O!", &features, &PyList_Type, &nodes, &PyList_Type, &leaves, &PyList_Type, &roots))
         return NULL;
-    if (features > MOST_FEATURES || PyList_Size(nodes) > MOST_NODES || PyList_Size(leaves) > MOST_NODES ||
+    if (features < 0 || features > MOST_FEATURES || PyList_Size(nodes) > MOST_NODES || PyList_Size(leaves) > MOST_NODES ||
         PyList_Size(roots) > MOST_NODES) {
         PyErr_SetString(PyExc_ValueError, "the trees are too large");
         return NULL;
     }
     self = (Trees *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self == NULL) return NULL;
-    self->features = features;
+    self->features = (uint32_t)features;
     self->nodes = (uint32_t)PyList_Size(nodes);
     self->leaves = (uint32_t)PyList_Size(leaves);
     self->roots = (uint32_t)PyList_Size(roots);

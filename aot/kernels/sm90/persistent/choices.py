@@ -23,7 +23,9 @@ _MOST_ROWS_OF_B = 1 << 27  # in tiles of 64: see `scheduler`, whose quotients ar
 # What a thread has for accumulators, of the 232 registers that it is given: the rest holds addresses, coordinates and
 # counters. Above these the compiler spills.
 _MOST_ACCUMULATORS, _MOST_FUSED, _MOST_RESIDUAL, _MOST_RESIDUAL_SWAPPED = 200, 144, 144, 96
-_MOST_SWAPPED_GATES = 184  # whose two atoms an epilogue tile takes half as wide as others
+# Of swapped gates, whose two atoms an epilogue tile takes half as wide as others: of a tile after the other in clusters
+# of one CTA or two, without erf; and of a CTA for each tile, with it.
+_MOST_SWAPPED_GATES, _MOST_SWAPPED_ERF_ONE_TILE = 184, 112
 _MOST_SPLIT = 120  # twice those that are promoted, whatever their partial ones are
 _MOST_STAGED_SCALES = 8  # of the 40 registers of a thread that loads them
 _MOST_BLOCKS, _MOST_SUB_BLOCKS = 2, 5  # of B, that columns of a tile lie in: consumers choose between two scales
@@ -189,7 +191,11 @@ def _rule_of_blocks(plan: Plan) -> str | None:
 def _rule_of_room(plan: Plan) -> str | None:
     most = _MOST_ACCUMULATORS if plan.form.epilogue == "none" else _MOST_FUSED
     if plan.pairs_atoms and not plan.form.grouped:
-        most = _MOST_SWAPPED_GATES
+        by_erf = Epilogue.of(plan.form.epilogue).activation == "geglu"
+        if not (by_erf or plan.nonpersistent or plan.cluster > 2):
+            most = _MOST_SWAPPED_GATES
+        elif by_erf and plan.nonpersistent:
+            most = _MOST_SWAPPED_ERF_ONE_TILE
     if plan.m_atoms == 3 and plan.promotion_interval:
         most = min(most, _MOST_PROMOTED_THREE)
     if Epilogue.of(plan.form.epilogue).residual:
