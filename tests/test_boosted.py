@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aot.search import boosted, estimates
 from aot.search.estimates import Estimates
@@ -69,7 +71,7 @@ def alone(of: Tuning, m: int) -> dict[str, float]:
 
 
 def with_trees(of: Tuning, m: int) -> dict[str, float]:
-    return {name: GEMM.corrected(us, of.variants[name], of.signature, m) for name, us in alone(of, m).items()}
+    return {name: us * _correction(of.variants[name], of.signature)(m) for name, us in alone(of, m).items()}
 
 
 def shuffled(of: Tuning, m: int) -> dict[str, float]:
@@ -77,6 +79,9 @@ def shuffled(of: Tuning, m: int) -> dict[str, float]:
     names, before, after = list(of.us[m]), alone(of, m), with_trees(of, m)
     others = random.Random(m).sample(names, len(names))
     return {name: before[name] * after[other] / before[other] for name, other in zip(names, others, strict=True)}
+
+
+_correction = cache(GEMM.correction)
 
 
 @cache
@@ -148,7 +153,7 @@ def test_native_code_and_python_add_up_the_same() -> None:
     for m in (1, 65, 777, 8192):
         for v in variants:
             added = boosted.added(boosted.features(v, PLAIN, m, H200), boosted.trees())
-            assert GEMM.corrected(10.0, v, PLAIN, m) == 10 * math.exp(added)
+            assert GEMM.correction(v, PLAIN)(m) == math.exp(added)
 
 
 @NATIVE
@@ -191,7 +196,7 @@ def test_kernels_that_none_was_fitted_to_keep_their_estimates() -> None:
         signature = Signature(types, "e4m3", "bf16", "f32", epilogue, 6144, 4096, scaling=scaling)
         variants = GEMM.variants("sm_90a", signature)[:20]
         assert variants
-        assert all(GEMM.corrected(10.0, variant, signature, 16) == 10.0 for variant in variants)
+        assert all(GEMM.correction(variant, signature)(16) == 1.0 for variant in variants)
 
 
 def test_programs_that_would_be_too_large_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,10 +208,38 @@ def test_programs_that_would_be_too_large_are_cut(monkeypatch: pytest.MonkeyPatc
     assert cut.us(PLAIN, 333) == whole.us(PLAIN, 333)
 
 
-def test_without_native_code_there_are_no_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+@NATIVE
+@given(st.randoms(use_true_random=False))
+def test_trees_of_what_is_known_of_features_add_up_the_same(chance: random.Random) -> None:
+    def tree(depth: int) -> Any:
+        if chance.random() < 0.2 or depth == 0:
+            leaves.append(chance.uniform(-1, 1))
+            return -len(leaves)
+        here = len(nodes)
+        nodes.append((0, 0.0, 0, 0))
+        sides = tree(depth - 1), tree(depth - 1)
+        nodes[here] = chance.randrange(4), chance.choice([0.25, 0.5, 0.75]), *sides
+        return here
+
+    nodes: list[tuple[int, float, int, int]] = []
+    leaves: list[float] = []
+    roots = [tree(chance.randrange(6)) for _ in range(chance.randrange(5))]
+    trees = native.trees(4, nodes, leaves, roots)
+    values = [chance.choice([0.0, 0.25, 0.4, 0.5, 0.6, 1.0]) for _ in range(4)]
+    known = [value if chance.random() < 0.5 else None for value in values]
+    rest = [value for value, of in zip(values, known, strict=True) if of is None]
+    assert trees.given(known).added(rest) == trees.added(values)
+    assert trees.given(values).added([]) == trees.added(values)
+    with pytest.raises(ValueError, match="a value for each feature"):
+        trees.given(known[:3])
+
+
+def test_without_native_code_tuning_has_no_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     variant = next(v for v in GEMM.variants("sm_90a", PLAIN) if boosted.is_known(v))
+    with_native = boosted.correction(variant, PLAIN)(16)
     monkeypatch.setattr(native, "trees", None)
-    assert GEMM.corrected(10.0, variant, PLAIN, 16) == 10.0
+    assert GEMM.correction(variant, PLAIN)(16) == 1.0
+    assert boosted.correction(variant, PLAIN)(16) == with_native, "which ranking goes by"
 
 
 def test_a_tree_is_followed_to_a_leaf() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -76,13 +76,16 @@ def is_known(variant: Variant) -> bool:
     return bits == {16} or (bits == {8} and variant.scaling != "none" and not Epilogue.of(variant.epilogue).gated)
 
 
-def corrected(us: float, variant: Variant, of: Extents, m: int, machine: Machine = H200) -> float:
-    """An estimate of a variant's microseconds for `m` rows, corrected by the trees; as it is where `is_known` does not
-    hold for the variant."""
+def correction(variant: Variant, of: Extents, machine: Machine = H200) -> Callable[[int], float]:
+    """What gives, for `m` rows, what an estimate of a variant's microseconds is to be multiplied by: 1 where `is_known`
+    does not hold for the variant."""
     if not is_known(variant):
-        return us
-    asked = features(variant, of, m, machine)
-    return us * math.exp(added(asked, trees()) if native.trees is None else _evaluator().added(asked))
+        return lambda m: 1.0
+    known, of_rows = _features(variant, of, machine)
+    if native.trees is None:
+        return lambda m: math.exp(added(_filled(known, of_rows(m)), trees()))
+    add = _evaluator().given(known).added
+    return lambda m: math.exp(add(of_rows(m)))
 
 
 def added(asked: Sequence[float], by: Sequence[Node]) -> float:
@@ -95,7 +98,8 @@ def added(asked: Sequence[float], by: Sequence[Node]) -> float:
 
 @cache
 def _evaluator() -> Any:
-    """The trees as native code adds them up: `added(asked)` does what `added(asked, trees())` does."""
+    """The trees as native code adds them up: `added(asked)` does what `added(asked, trees())` does, and `given(known)`
+    has them over the features that are None there."""
     nodes: list[Any] = []
     leaves: list[float] = []
 
@@ -141,14 +145,32 @@ def choices(variant: Variant) -> tuple[float, ...]:
 
 
 def features(variant: Variant, of: Extents, m: int, machine: Machine) -> tuple[float, ...]:
-    """The values of `FEATURES` at a problem.
+    """The values of `FEATURES` at a problem."""
+    known, of_rows = _features(variant, of, machine)
+    return _filled(known, of_rows(m))
+
+
+def _filled(known: Sequence[float | None], rest: Iterable[float]) -> tuple[float, ...]:
+    """All values, of which the unknown ones are `rest`, in order."""
+    values = iter(rest)
+    return tuple([next(values) if x is None else x for x in known])
+
+
+def _features(
+    variant: Variant, of: Extents, machine: Machine
+) -> tuple[tuple[float | None, ...], Callable[[int], tuple[float, ...]]]:
+    """The values of `FEATURES` for any number of rows, None where they depend on it; and what gives the others.
 
     `waves` are of tiles and slices of K over the CTAs that all SMs hold at once; `full_waves` is the share of whole
     waves that they come to, `full_m` and `full_n` that of whole tiles.
     """
     known = choices(variant)
     tile_m, tile_n, _, _, split_k, per_sm = known[2:8]
-    tiles_m, tiles_n = -(-m // tile_m), -(-of.n // tile_n)
-    waves = tiles_m * tiles_n * split_k / (machine.multiprocessors * per_sm)
-    full_m, full_n = m / (tiles_m * tile_m), of.n / (tiles_n * tile_n)
-    return *known, m, of.n, of.k, waves, waves / math.ceil(waves), full_m, full_n
+    tiles_n, at_once = -(-of.n // tile_n), machine.multiprocessors * per_sm
+
+    def of_rows(m: int) -> tuple[float, ...]:
+        tiles_m = -(-m // tile_m)
+        waves = tiles_m * tiles_n * split_k / at_once
+        return m, waves, waves / math.ceil(waves), m / (tiles_m * tile_m)
+
+    return (*known, None, of.n, of.k, None, None, None, of.n / (tiles_n * tile_n)), of_rows

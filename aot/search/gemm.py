@@ -90,9 +90,11 @@ class GemmBuilding(Building):
         """By cost programs, as such estimates are made of operations that these record."""
         return Estimates(variants).us
 
-    def corrected(self, us: float, variant: Variant, signature: Signature, m: int) -> float:
+    def correction(self, variant: Variant, signature: Signature) -> Callable[[int], float]:
         """By trees, where native code adds them up: in Python, tuning would take minutes a signature."""
-        return us if native.trees is None else boosted.corrected(us, variant, signature, m)
+        return (
+            super().correction(variant, signature) if native.trees is None else boosted.correction(variant, signature)
+        )
 
     def _suited(self, signatures: Iterable[Signature], target: str) -> dict[Signature, frozenset[Variant]]:
         """The variants of each signature; those that have the same ones, as most of a form have, share one set."""

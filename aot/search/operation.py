@@ -104,9 +104,10 @@ class Building:
         asked = [(v, f.estimate_us) for v in variants if (f := family_of(v)) and f.estimate_us]
         return lambda signature, m: [float(estimate_us(v, signature, m)) for v, estimate_us in asked]
 
-    def corrected(self, us: float, variant: Variant, signature: Any, m: int) -> float:
-        """An estimate of microseconds, by what was measured of such variants at other signatures; usually as it is."""
-        return us
+    def correction(self, variant: Variant, signature: Any) -> Callable[[int], float]:
+        """What gives what an estimate at an M is to be multiplied by, by what was measured of such variants at other
+        signatures; usually 1."""
+        return lambda m: 1.0
 
     def refusal(self, record: Record, signature: Any) -> str | None:
         """Why a compiled function, whose arguments are the signature's, cannot be called for it, or None: by what its

@@ -297,11 +297,16 @@ def _order(suited: _Suited, signature: Signature, m: int, model: Model) -> Itera
         us = suited.times.us(signature, m, suited.places)
         places = sorted(range(len(us)), key=us.__getitem__)
         first = places[:_CORRECTED]
-        corrected = {i: boosted.corrected(us[i], suited.times.variant(suited.places[i]), signature, m) for i in first}
+        corrected = {i: us[i] * _correction(suited.times.variant(suited.places[i]), signature)(m) for i in first}
         for place in [*sorted(first, key=corrected.__getitem__), *places[_CORRECTED:]]:
             yield suited.estimated[place]
     if suited.shapes:
         yield from _by_model(suited, signature, m, model)
+
+
+@lru_cache(4096)  # a signature's at many M
+def _correction(variant: Variant, signature: Signature) -> Callable[[int], float]:
+    return boosted.correction(variant, signature)
 
 
 @lru_cache(16)  # rankings one by one mostly have the same variants

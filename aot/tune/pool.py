@@ -22,14 +22,11 @@ from ..search.variants import Variant
 from .operation import tuning
 from .roofline import expected_us
 
-_FAR = 2.0  # times the least estimate at an M: of what is further behind, no correction would make a choice
-
 
 class _Estimated(NamedTuple):
-    """Estimated microseconds for a signature: of all functions at an M, with what is far behind the least of these; and
-    of a function at an M, corrected."""
+    """Estimated microseconds for a signature: of all functions at an M, and of a function at an M, corrected."""
 
-    by_m: dict[int, tuple[list[float], float]]
+    by_m: dict[int, list[float]]
     corrected: dict[tuple[str, int], float]
 
 
@@ -62,24 +59,19 @@ class Pool:
         found = {n: v for n, v in self._of(signature).items() if (f := family_of(v)) is not None and f.estimate_us}
         if not found:
             return lambda name, m: expected_us(signature, m)
-        estimates, corrected = (
-            _estimates(signature.operation, tuple(found.values())),
-            building(signature.operation).corrected,
-        )
-        places, (by_m, known) = (
-            {name: i for i, name in enumerate(found)},
-            self._us.setdefault(signature, _Estimated({}, {})),
-        )
+        estimates, of = _estimates(signature.operation, tuple(found.values())), building(signature.operation)
+        by_m, known = self._us.setdefault(signature, _Estimated({}, {}))
+        places = {name: i for i, name in enumerate(found)}
+        corrections: dict[str, Callable[[int], float]] = {}
 
         def estimate_us(name: str, m: int) -> float:
             us = known.get((name, m))
             if us is None and name in places:
                 if m not in by_m:
-                    at_m = estimates(signature, m)
-                    by_m[m] = at_m, min(at_m) * _FAR
-                at_m, far = by_m[m]
-                us = at_m[places[name]]
-                us = known[name, m] = corrected(us, found[name], signature, m) if us <= far else us
+                    by_m[m] = estimates(signature, m)
+                if name not in corrections:
+                    corrections[name] = of.correction(found[name], signature)
+                us = known[name, m] = by_m[m][places[name]] * corrections[name](m)
             return expected_us(signature, m) if us is None else us
 
         return estimate_us
