@@ -532,6 +532,19 @@ def test_times_of_a_screening_are_brought_to_the_finalists_scale() -> None:
     assert Calibration([], lambda s: lambda name, m: 1.0, lambda name: []).of(SIGNATURE).us("f0", 3) == 1.0
 
 
+def test_times_among_a_class_are_asked_for_where_none_of_it_is_near_the_best() -> None:
+    all_times = Times([4, 8, 16], [{"a": 1.0, "b": 1.1}, {"b": 2.0}, {"a": 3.0, "c": 3.1}], {8: 5})
+    asked = list[tuple[str, list[int]]]()
+
+    def curve(name: str, ms: Sequence[int]) -> list[float]:
+        asked.append((name, list(ms)))
+        return [{"a": 2.5, "c": 2.7}[name] for _ in ms]
+
+    found = all_times.among(["a", "c"], curve)
+    assert found == Times([4, 8, 16], [{"a": 1.0}, {"a": 2.5, "c": 2.7}, {"a": 3.0, "c": 3.1}], {8: 5})
+    assert asked == [("a", [8]), ("c", [8])]
+
+
 def test_the_class_that_loses_least_over_m_gives_equal_bits() -> None:
     us = {"a": [1.0, 1.0, 9.0, 9.0], "b": [9.0, 9.0, 1.0, 1.0], "c": [1.2] * 4, "d": [0.9] * 4}
     all_times = times(*((m, {name: of[i] for name, of in us.items()}) for i, m in enumerate((1, 2, 4, 8))))

@@ -142,21 +142,25 @@ class Predictions:
 
     def us(self, name: str, m: int) -> float:
         """Microseconds of a function at `m`."""
+        return self._times(name, [m])[0]
+
+    def _times(self, name: str, ms: Sequence[int]) -> list[float]:
+        """What `us` gives at each of `ms`."""
         effects, shared, own, _ = self._of(name)
-        x = math.log2(m)
-        total = shared.get(m)
-        if total is None:
-            total = shared[m] = sum([effect.at(x) for effect in effects])
-        for effect in own:
-            total += effect.at(x)
-        if name in self._looked:
-            total += self._looked[name].at(x)
-        return self._estimate(name, m) * math.exp(total)
+        logs = [math.log2(m) for m in ms]
+        totals = []
+        for m, x in zip(ms, logs, strict=True):
+            if (total := shared.get(m)) is None:
+                total = shared[m] = sum([effect.at(x) for effect in effects])
+            totals.append(total)
+        for effect in [*own, *([self._looked[name]] if name in self._looked else [])]:
+            totals = [total + of for total, of in zip(totals, map(effect.at, logs), strict=True)]
+        return [self._estimate(name, m) * math.exp(total) for m, total in zip(ms, totals, strict=True)]
 
     def curve(self, name: str, ms: Sequence[int]) -> list[float]:
         """Microseconds of a function at each of `ms`, to choose by: where functions were looked at, those that are less
         well known take longer, as the best of many predictions is mostly too good."""
-        times = [self.us(name, m) for m in ms]
+        times = self._times(name, ms)
         if not self._looked:
             return times
         known_at, last = self._known_at(name), len(_CAUTIOUS) - 1
@@ -175,7 +179,8 @@ class Predictions:
 def _away(known_at: Sequence[float], x: float) -> float:
     """How far the nearest of these is, in octaves."""
     after = bisect_left(known_at, x)
-    return min([abs(x - at) for at in known_at[max(after - 1, 0) : after + 1]], default=math.inf)
+    to_next = known_at[after] - x if after < len(known_at) else math.inf
+    return min(to_next, x - known_at[after - 1]) if after else to_next
 
 
 def _uncertainty(away: float) -> float:

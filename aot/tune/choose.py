@@ -51,6 +51,15 @@ class Times(NamedTuple):
         octaves = math.fsum(widths)
         return [width / 2 + octaves / 2 * time / whole for width, time in zip(widths, times, strict=True)]
 
+    def among(self, names: Collection[str], curve: Curve) -> Times:
+        """The times of `names` alone, of which `curve` gives those of groups that have none of them."""
+        found = [{name: us for name, us in at.items() if name in names} for at in self.us]
+        without = [place for place, at in enumerate(found) if not at]
+        for name in names if without else ():
+            for place, us in zip(without, curve(name, [self.ms[place] for place in without]), strict=True):
+                found[place][name] = us
+        return self._replace(us=found)
+
 
 def group_ends(most: int) -> list[int]:
     """The largest M of each group of M that need not be told apart, up to the first that has `most`."""

@@ -83,8 +83,7 @@ def following(
         us = before
         if place % _COARSE:
             us = {name: predictions.us(name, m) for name in _near(before) | _near(after)}
-        winner = min(sorted(us), key=lambda name: us[name])
-        gain = max((_gain(predictions, m, us, winner, name) for name in us if name != winner), default=0.0)
+        gain = _gain(predictions, m, us)
         saved = gain * traffic.weight(seen or {}, m, octaves)
         if gain > _WORTH and saved > worth:
             best, worth = m, saved
@@ -131,12 +130,16 @@ def at_most(us: float) -> int:
     return max(_LEAST, int(_SCREENING_US / _LAUNCHES / us))
 
 
-def _gain(of: Predictions, m: int, us: dict[str, float], winner: str, name: str) -> float:
-    """The share of the winner's time that the other may save: the mean of what is above zero of a normal variable."""
-    behind = math.log(us[name] / us[winner])
-    if behind > _TOO_FAR:
-        return 0.0
-    sigma = math.hypot(of.uncertainty(name, m), of.uncertainty(winner, m))
-    z = behind / sigma
-    density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-    return sigma * density - behind * math.erfc(z / math.sqrt(2)) / 2
+def _gain(of: Predictions, m: int, us: Mapping[str, float]) -> float:
+    """The share of the time of the predicted best that another may save: of each, the mean of what is above zero of a
+    normal variable."""
+    winner = min(sorted(us), key=lambda name: us[name])
+    least, off, gain = us[winner], of.uncertainty(winner, m), 0.0
+    for name, t in us.items():
+        behind = math.log(t / least)
+        if name != winner and behind <= _TOO_FAR:
+            sigma = math.hypot(of.uncertainty(name, m), off)
+            z = behind / sigma
+            density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+            gain = max(gain, sigma * density - behind * math.erfc(z / math.sqrt(2)) / 2)
+    return gain

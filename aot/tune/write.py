@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ class Writer:
         self._archive, self._dispatch, self._pools, self._gpu, self._options = archive, dispatch, pools, gpu, options
         self._seen = seen
         # Predicted at every M, of some functions for each signature.
-        self._times: dict[tuple[Key, frozenset[str], tuple[str, ...]], choose.Times] = {}
+        self._times: dict[tuple[Key, frozenset[str]], choose.Times] = {}
 
     def write(self, found: Results, report: TuneReport, destination: Path, last: bool) -> None:
         """Write the archive; fills in what of `report` follows. The history is written the `last` time."""
@@ -187,18 +187,12 @@ class Writer:
         return times, choose.cover(list(times.values()), self._options.tolerance, served), served
 
     def _predicted(self, key: Key, one: Tuned, rejected: Mapping[str, str]) -> choose.Times:
-        """What the functions that may serve take at every M."""
-        return self._predicted_of(key, one, _right(one, rejected), self._options.tolerance, rejected)
-
-    def _predicted_of(
-        self, key: Key, one: Tuned, names: Sequence[str], tolerance: float, rejected: Mapping[str, str]
-    ) -> choose.Times:
-        """What some functions take at every M; computed once for them and for all that were rejected."""
-        at = key, frozenset(name for name in one.names if name in rejected), tuple(names)
+        """What the functions that may serve take at every M; computed once for all that were rejected."""
+        at = key, frozenset(name for name in one.names if name in rejected)
         if at not in self._times:
             most = _BEYOND * max(found.m for found in one.measured)
             curve = one.predictions(self._pools[key[1]]).curve
-            found = choose.predicted(names, curve, most, tolerance)
+            found = choose.predicted(_right(one, rejected), curve, most, self._options.tolerance)
             self._times[at] = found._replace(seen=self._seen.get(key[0].key(), {}))
         return self._times[at]
 
@@ -249,7 +243,7 @@ class Writer:
                     classes.setdefault(word, []).append(name)
             curve = one.predictions(pool).curve
             if names := choose.best_class(of, classes.values(), curve, kept, FOR_EQUAL_BITS):
-                found[key] = self._predicted_of(key, one, names, tolerance, rejected)
+                found[key] = of.among(names, curve)
         chosen = choose.cover(list(found.values()), tolerance, kept)
         return {key: choose.ranges(of, chosen, tolerance) for key, of in found.items()}
 
