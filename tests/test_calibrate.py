@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from aot.tune import points
+from aot.tune import calibrate, points
 from aot.tune.calibrate import Calibration, Observation, Predictions
+from runtime import native
 from runtime.gemm.signature import Signature
 
 from .pace import assert_takes_less_than
@@ -233,6 +234,44 @@ def test_uncertainty_grows_with_the_distance_from_what_was_measured() -> None:
     assert steps == sorted(steps)
     assert steps[0] == pytest.approx(0.01)
     assert of.uncertainty("a2", 64) > steps[-1]
+
+
+@pytest.mark.skipif(native.effect is None, reason="runtime._native was not built")
+@pytest.mark.parametrize("reach", [0.5, 4.0, math.inf])
+def test_native_code_adds_effects_up_as_python_does(reach: float) -> None:
+    chance = random.Random(7)
+    several = [
+        calibrate._Effect([(float(x), chance.gauss(0, 0.1)) for x in sorted(chance.sample(range(14), count))], reach)
+        for count in (1, 2, 9)
+    ]
+    xs = [*map(float, range(15)), *(chance.uniform(-1, 15) for _ in range(100))]
+    guesses = [chance.uniform(1, 100) for _ in xs]
+    first, *rest = (effect.native for effect in several)
+    assert first.times(tuple(rest), guesses, xs) == calibrate.with_effects(several, guesses, xs)
+    assert first.times((), guesses, xs) != first.times(tuple(rest), guesses, xs)
+
+
+@pytest.mark.skipif(native.effect is None, reason="runtime._native was not built")
+def test_native_code_refuses_effects_that_are_none() -> None:
+    for xs, values in (([], []), ([1.0], []), ([1.0], [1.0, 2.0]), ([1.0], (1.0,))):
+        with pytest.raises(ValueError, match=r"known somewhere|not a list of as many"):
+            native.effect(xs, values, 1.0)
+    with pytest.raises(TypeError):
+        native.effect([1.0], ["a"], 1.0)
+    effect = native.effect([1.0], [0.5], 1.0)
+    for others, guesses in (((), []), ((None,), [1.0]), ((effect,) * 16, [1.0])):
+        with pytest.raises(ValueError, match="few effects, and an estimate for each place"):
+            effect.times(others, guesses, [2.0])
+
+
+def test_without_native_code_predictions_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def several() -> list[float]:
+        of = predictions((16, "a1", 12.0), (16, "b1", 9.0), (256, "a1", 20.0), (256, "a2", 30.0))
+        return [us for name in ("a1", "a2", "b1", "c1") for us in of.curve(name, [1, 16, 99, 300])]
+
+    before = several()
+    monkeypatch.setattr(native, "effect", None)
+    assert several() == before
 
 
 def test_a_hundred_functions_are_predicted_in_two_seconds() -> None:

@@ -47,6 +47,8 @@ def test_every_m_is_in_a_group_and_tiles_end_with_one() -> None:
     assert ends[64:67] == [72, 80, 88]
     assert ends[-1] == 8192
     assert group_ends(100)[-1] == 104
+    assert {b - a for a, b in itertools.pairwise(ends) if a >= 1024} == {8, 16, 32}
+    assert set(range(128, 8193, 128)) <= set(ends), "whole tiles are told apart"
 
 
 def test_few_functions_do_where_they_are_nearly_the_best() -> None:

@@ -11,7 +11,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
+
+from runtime import native
 
 Estimate = Callable[[Any], Callable[[str, int], float]]  # for a signature, microseconds of a function at M
 Relatives = Callable[[str], Sequence[Hashable]]  # groups that a function is of, the widest first
@@ -111,7 +114,6 @@ class Predictions:
         self._signature, self._calibration = signature, calibration
         self._estimate = calibration._estimate(signature)
         self._known: dict[str, _Bearing] = {}
-        self._shared: dict[tuple[_Key, ...], dict[int, float]] = {}
         self._looked: dict[str, _Effect] = {}
 
     def looked_at(self, observations: Iterable[Observation]) -> Predictions:
@@ -134,46 +136,36 @@ class Predictions:
         if name not in self._known:
             c = self._calibration
             *wide, function, one = c._keys(c._places.get(self._signature, -1), name)
-            effects = [c._effects[key] for key in wide if key in c._effects]
-            own = [c._effects[key] for key in (function, one) if key in c._effects]
+            effects = [c._effects[key] for key in (*wide, function, one) if key in c._effects]
             known_at = c._effects[one].known_at if one in c._effects else []
-            self._known[name] = _Bearing(effects, self._shared.setdefault(tuple(wide), {}), own, known_at)
+            if name in self._looked:
+                effects.append(self._looked[name])
+                known_at = self._looked[name].known_at
+            self._known[name] = _Bearing.of(effects, known_at)
         return self._known[name]
 
     def us(self, name: str, m: int) -> float:
         """Microseconds of a function at `m`."""
-        return self._times(name, [m])[0]
+        return self.times(name, [m])[0]
 
-    def _times(self, name: str, ms: Sequence[int]) -> list[float]:
-        """What `us` gives at each of `ms`."""
-        effects, shared, own, _ = self._of(name)
-        logs = [math.log2(m) for m in ms]
-        totals = []
-        for m, x in zip(ms, logs, strict=True):
-            if (total := shared.get(m)) is None:
-                total = shared[m] = sum([effect.at(x) for effect in effects])
-            totals.append(total)
-        for effect in [*own, *([self._looked[name]] if name in self._looked else [])]:
-            totals = [total + of for total, of in zip(totals, map(effect.at, logs), strict=True)]
-        return [self._estimate(name, m) * math.exp(total) for m, total in zip(ms, totals, strict=True)]
+    def times(self, name: str, ms: Sequence[int]) -> list[float]:
+        """Microseconds of a function at each of `ms`."""
+        estimate = self._estimate
+        return self._of(name).times([estimate(name, m) for m in ms], [math.log2(m) for m in ms])
 
     def curve(self, name: str, ms: Sequence[int]) -> list[float]:
         """Microseconds of a function at each of `ms`, to choose by: where functions were looked at, those that are less
         well known take longer, as the best of many predictions is mostly too good."""
-        times = self._times(name, ms)
+        times = self.times(name, ms)
         if not self._looked:
             return times
-        known_at, last = self._known_at(name), len(_CAUTIOUS) - 1
+        known_at, last = self._of(name).known_at, len(_CAUTIOUS) - 1
         away = (min(_away(known_at, math.log2(m)) * _STEPS_OF_AN_OCTAVE, last) for m in ms)
         return [us * _CAUTIOUS[int(steps)] for us, steps in zip(times, away, strict=True)]
 
     def uncertainty(self, name: str, m: int) -> float:
         """By what share of it the prediction at `m` may be off, as a standard deviation."""
-        return _uncertainty(_away(self._known_at(name), math.log2(m)))
-
-    def _known_at(self, name: str) -> Sequence[float]:
-        """The log2 M at which a function was timed, ascending."""
-        return self._looked[name].known_at if name in self._looked else self._of(name).known_at
+        return _uncertainty(_away(self._of(name).known_at, math.log2(m)))
 
 
 def _away(known_at: Sequence[float], x: float) -> float:
@@ -196,13 +188,29 @@ _CAUTIOUS = [
 
 
 class _Bearing(NamedTuple):
-    """What bears on a function: effects that others share with it and their sum by M, as far as it was asked for; its
-    own effects; and the log2 M at which it was measured."""
+    """What bears on a function: what gives its times from estimates and the log2 M of these, by its effects, and the
+    log2 M at which it was measured, ascending."""
 
-    effects: list[_Effect]
-    shared: dict[int, float]
-    own: list[_Effect]
+    times: Callable[[list[float], list[float]], list[float]]
     known_at: list[float]
+
+    @classmethod
+    def of(cls, effects: Sequence[_Effect], known_at: list[float]) -> _Bearing:
+        """By native code, where it was built; in Python that takes ten times as long, and gives the same bits."""
+        first, *rest = [effect.native for effect in effects] or [None]
+        by = partial(with_effects, effects) if first is None else partial(first.times, tuple(rest))
+        return cls(by, known_at)
+
+
+def with_effects(effects: Sequence[_Effect], estimates: Sequence[float], xs: Sequence[float]) -> list[float]:
+    """Each estimate times e to the sum of the effects at its place; in Python."""
+    found = []
+    for estimate, x in zip(estimates, xs, strict=True):
+        total = 0.0
+        for effect in effects:  # and not `sum`, which rounds as native code does on some Pythons alone
+            total += effect.at(x)
+        found.append(estimate * math.exp(total))
+    return found
 
 
 class _Effect:
@@ -213,22 +221,19 @@ class _Effect:
     """
 
     def __init__(self, known: Sequence[tuple[float, float]], reach: float) -> None:
-        self._xs, self._values = [x for x, _ in known], [value for _, value in known]
-        self.known_at = self._xs
-        self._reach = reach
-        self._scales = [
-            0.0 if math.isinf(reach) else 1 / math.sinh((b - a) / reach)
-            for a, b in zip(self._xs, self._xs[1:], strict=False)
-        ]
+        self.known_at, self._values, self._reach = [x for x, _ in known], [value for _, value in known], reach
+        self.native = native.effect and native.effect(self.known_at, self._values, reach)
 
     def at(self, x: float) -> float:
-        after = bisect_left(self._xs, x)
-        if after == len(self._xs):
-            return self._values[-1] * math.exp(-(x - self._xs[-1]) / self._reach)
-        if after == 0 or self._xs[after] == x:
-            return self._values[after] * math.exp(-(self._xs[after] - x) / self._reach)
-        a, b, scale = self._xs[after - 1], self._xs[after], self._scales[after - 1]
-        left, right = self._values[after - 1], self._values[after]
-        if not scale:
+        """The log ratio at a log2 M."""
+        xs, values, reach = self.known_at, self._values, self._reach
+        after = bisect_left(xs, x)
+        if after == len(xs):
+            return values[-1] * math.exp(-(x - xs[-1]) / reach)
+        if after == 0 or xs[after] == x:
+            return values[after] * math.exp(-(xs[after] - x) / reach)
+        a, b, left, right = *xs[after - 1 : after + 1], *values[after - 1 : after + 1]
+        if math.isinf(reach):
             return left + (right - left) * (x - a) / (b - a)
-        return (left * math.sinh((b - x) / self._reach) + right * math.sinh((x - a) / self._reach)) * scale
+        scale = 1 / math.sinh((b - a) / reach)
+        return (left * math.sinh((b - x) / reach) + right * math.sinh((x - a) / reach)) * scale

@@ -12,8 +12,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-# Every M below this is looked at, and above it what ends a tile: tiles have a multiple of 8 rows.
-_EVERY_M, _ROWS = 64, 8
+# Every M up to the first is looked at, and above it what ends a tile: tiles have multiples of 8 rows. From 1,024 rows,
+# where one tile more or less is not much, so many to an octave.
+_EVERY_M, _ROWS, _OF_AN_OCTAVE = 64, 8, 128
 _COARSE = 1 / 12  # octaves; first all functions are looked at in these steps
 _CONTENDERS = 0.15  # then between two of them those that are behind the best by no more than this at either
 # What a change of function must save, in shares of the time by octaves of M: 1% over 1/25 of an octave. Below that a
@@ -63,7 +64,11 @@ class Times(NamedTuple):
 
 def group_ends(most: int) -> list[int]:
     """The largest M of each group of M that need not be told apart, up to the first that has `most`."""
-    return [*range(1, _EVERY_M + 1), *range(_EVERY_M + _ROWS, most + _ROWS, _ROWS)]
+    ends = list(range(1, _EVERY_M + 1))
+    while ends[-1] < most:
+        rows = max(_ROWS, 2 ** (ends[-1].bit_length() - 1) // _OF_AN_OCTAVE)
+        ends.append(ends[-1] + rows)
+    return ends
 
 
 def predicted(names: Sequence[str], curve: Curve, most: int, tolerance: float = 0.0) -> Times:

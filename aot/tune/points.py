@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -75,14 +76,10 @@ def following(
     best, worth = None, 0.0
     ms = grid(min(measured), max(measured))
     octaves = math.log2(max(measured) / min(measured))
-    coarse = [{name: predictions.us(name, m) for name in names} for m in [*ms[::_COARSE], *ms[-1:]]]
-    for place, m in enumerate(ms):
-        if m in measured:
-            continue
-        before, after = coarse[place // _COARSE : place // _COARSE + 2]
-        us = before
-        if place % _COARSE:
-            us = {name: predictions.us(name, m) for name in _near(before) | _near(after)}
+    coarse = _times(predictions, [(m, names) for m in [*ms[::_COARSE], *ms[-1:]]])
+    near = [_near(before) | _near(after) for before, after in itertools.pairwise(coarse)]
+    left = [(m, near[place // _COARSE]) for place, m in enumerate(ms) if m not in measured]
+    for (m, _), us in zip(left, _times(predictions, left), strict=True):
         gain = _gain(predictions, m, us)
         saved = gain * traffic.weight(seen or {}, m, octaves)
         if gain > _WORTH and saved > worth:
@@ -96,12 +93,24 @@ def to_look_at(
     """At each of `ms` the function that is predicted to be the best; none where `looks` has it, or one that is
     predicted to come as near as makes no difference."""
     found = []
-    for m in ms:
-        us = {name: predictions.us(name, m) for name in names}
+    for m, us in zip(ms, _times(predictions, [(m, names) for m in ms]), strict=True):
         best = min(us, key=lambda name: (us[name], name))
         if not any(name in us and us[name] <= us[best] * (1 + _WORTH) for name in looks.get(m, ())):
             found.append((m, (best,)))
     return tuple(found)
+
+
+def _times(of: Predictions, wanted: Sequence[tuple[int, Collection[str]]]) -> list[dict[str, float]]:
+    """The predicted times of functions at each M, which are asked for function by function."""
+    places: dict[str, list[int]] = {}
+    for place, (_, names) in enumerate(wanted):
+        for name in names:
+            places.setdefault(name, []).append(place)
+    found: list[dict[str, float]] = [{} for _ in wanted]
+    for name, at in places.items():
+        for place, us in zip(at, of.times(name, [wanted[place][0] for place in at]), strict=True):
+            found[place][name] = us
+    return found
 
 
 def _near(us: Mapping[str, float]) -> set[str]:

@@ -24,9 +24,11 @@ from .roofline import expected_us
 
 
 class _Estimated(NamedTuple):
-    """Estimated microseconds for a signature: of all functions at an M, and of a function at an M, corrected."""
+    """Estimated microseconds for a signature: of all functions at an M, what corrects those of a function, and of a
+    function at an M, corrected."""
 
     by_m: dict[int, list[float]]
+    corrections: dict[str, Callable[[int], float]]
     corrected: dict[tuple[str, int], float]
 
 
@@ -60,9 +62,8 @@ class Pool:
         if not found:
             return lambda name, m: expected_us(signature, m)
         estimates, of = _estimates(signature.operation, tuple(found.values())), building(signature.operation)
-        by_m, known = self._us.setdefault(signature, _Estimated({}, {}))
+        by_m, corrections, known = self._us.setdefault(signature, _Estimated({}, {}, {}))
         places = {name: i for i, name in enumerate(found)}
-        corrections: dict[str, Callable[[int], float]] = {}
 
         def estimate_us(name: str, m: int) -> float:
             us = known.get((name, m))

@@ -12,7 +12,7 @@ from typing import Any
 
 _log = logging.getLogger(__name__)
 
-_INTERFACE = 8  # that of _native.c, to be raised there and here with every change of what it offers
+_INTERFACE = 9  # that of _native.c, to be raised there and here with every change of what it offers
 _native: Any
 try:
     from . import _native
@@ -22,6 +22,7 @@ if _native is not None and getattr(_native, "INTERFACE", None) != _INTERFACE:
     _log.warning("%s is of another version and left alone, so launches take longer: install again", _native.__file__)
     _native = None
 costs: Any = getattr(_native, "Costs", None)  # what reads and evaluates cost programs, where it was built
+effect: Any = getattr(_native, "Effect", None)  # what adds up effects on times
 trees: Any = getattr(_native, "Trees", None)  # what adds up regression trees
 loaded = _native is not None  # whether native code launches kernels and evaluates their programs
 

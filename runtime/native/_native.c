@@ -5,7 +5,7 @@
 
 #include "native.h"
 
-enum { INTERFACE = 8 }; /* that of runtime/native/__init__.py */
+enum { INTERFACE = 9 }; /* that of runtime/native/__init__.py */
 enum { MOST_ASKED = 256, INVALID_VALUE = 1 }; /* parameters of a kernel; of CUresult */
 
 typedef int (*GetParameter)(void *kernel, size_t index, size_t *offset, size_t *size); /* of cuda.h */
@@ -64,7 +64,7 @@ PyMODINIT_FUNC PyInit__native(void) {
     if (self == NULL) return NULL;
     if (PyModule_AddIntConstant(self, "INTERFACE", INTERFACE) < 0 || add_counter(self) < 0 || add_launch(self) < 0 ||
         add_pointers(self) < 0 || add_table(self) < 0 || add_program(self) < 0 || add_costs(self) < 0 ||
-        add_trees(self) < 0) {
+        add_effects(self) < 0 || add_trees(self) < 0) {
         Py_DECREF(self);
         return NULL;
     }

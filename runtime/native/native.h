@@ -20,6 +20,7 @@ Py_ssize_t read_integers(PyObject *sequence, uint64_t *out, Py_ssize_t most);
 /* Add what a part has to the module; -1 with an exception set if that fails. */
 int add_counter(PyObject *module);
 int add_costs(PyObject *module);
+int add_effects(PyObject *module);
 int add_launch(PyObject *module);
 int add_pointers(PyObject *module);
 int add_program(PyObject *module);
