@@ -62,6 +62,10 @@ def test_contenders_are_replayed_in_turns_once_all_are_captured(monkeypatch: pyt
     contenders = {"a": none, "b": none, "c": none}
     measure.time_interleaved(contenders, [], 1.0, 3, 1.0, lambda: replayed.append("!"))
     assert "".join(replayed) == "!......abccbabca"
+    replayed.clear()
+    rounds = iter([False, True])
+    measure.time_interleaved(contenders, [], 1.0, 2, 1.0, lambda: None, lambda found: next(rounds))
+    assert "".join(replayed) == "......abccbaabccba"
 
 
 def test_nobody_is_timed_while_a_sustained_load_begins(monkeypatch: pytest.MonkeyPatch) -> None:

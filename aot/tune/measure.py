@@ -206,10 +206,12 @@ def time_interleaved(
     repeats: int,
     graph_us: float,
     captured: Callable[[], None] = lambda: None,
+    enough: Callable[[Mapping[str, Timing]], bool] = lambda found: True,
 ) -> dict[str, Timing]:
     """Time launches in turn, each as a graph of about `graph_us`; `floor_us` is the least one can take.
 
-    `captured` is called when every launch has run once and is captured, before the first replay.
+    `captured` is called when every launch has run once and is captured, before the first replay. After `repeats` turns
+    as many follow until `enough` holds of what was found. The samples of a timing are those of its turns, in order.
 
     Graphs hold two launches or more, unless one finds L2 cold without a second set of operands. A contender that cannot
     be launched at this shape (an `AotError`) is left out of the result.
@@ -220,11 +222,14 @@ def time_interleaved(
         for _ in range(_WARMUP_REPLAYS):
             graph.replay(timed=False)
     contenders_in_order = list(graphs.values())
-    for order in turns(len(graphs), repeats):
-        for place in order:
-            contenders_in_order[place].replay()
-    torch.cuda.synchronize()
-    return {name: graph.timing() for name, graph in graphs.items()}
+    while True:
+        for order in turns(len(graphs), repeats):
+            for place in order:
+                contenders_in_order[place].replay()
+        torch.cuda.synchronize()
+        found = {name: graph.timing() for name, graph in graphs.items()}
+        if enough(found):
+            return found
 
 
 def turns(count: int, repeats: int) -> Iterator[list[int]]:
