@@ -9,9 +9,9 @@ occasions. Exit status 1 if any result is wrong.
 `--best-of` looks closely at a few layers instead: it times every function of an archive of candidates that computes the
 problem, to say how far what was chosen is behind the best of them, which is never slower than what was chosen.
 
-A GPU at the limit of its power changes its clock within milliseconds, by a tenth and more. So a time is torch's median
-times the median, over the turns, of what the contender took over what torch took in that turn, and turns go on until
-that ratio is known to half a percent, or there have been many.
+A GPU at the limit of its power changes its clock within milliseconds. It is put under load first; what was so for all
+contenders of a turn is taken out of its times; and turns go on until what each took over torch is known to half a
+percent, or there have been many.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from aot.tune import measure
 from aot.tune.gemm.baseline import baseline
 from aot.tune.gemm.operands import OperandSet, Weights, gemm_options
 from aot.tune.measure import Launch
-from aot.tune.timing import Timing, over
+from aot.tune.timing import Timing, deviation, in_turns
 from runtime.errors import AotError, ArgumentError, KernelMiss, WorkspaceError
 from runtime.gemm.signature import Signature
 
@@ -52,6 +52,7 @@ _CANDIDATE = "candidate: "
 _AT_ONCE = 40  # graphs are captured before they are replayed, and each takes memory
 _SCREEN_GRAPH_US, _AGAIN_GRAPH_US, _FINAL_GRAPH_US = 120.0, 400.0, 1000.0
 _AGAIN_REPEATS = 3
+_SETTLE_US = 50e3
 _KNOWN, _MOST_TURNS = 0.005, 60  # a ratio to torch, as a standard deviation of its share; and where that is given up
 _WRITE_EVERY_S = 60.0
 
@@ -98,8 +99,11 @@ class Bench:
         everyone = {**right, TORCH: torch_launch, _AGAIN: torch_launch}
         repeats = measure.whole_turns(len(everyone), self._repeats)
         floor = measure.expected_us(signature, m)
-        times = beside_torch(
-            measure.time_interleaved(everyone, operands, floor, repeats, _FINAL_GRAPH_US, lambda: None, are_known)
+        settle_us = _SETTLE_US if measure.power_bound(signature, m) else 0.0
+        times = in_turns(
+            measure.time_interleaved(
+                everyone, operands, floor, repeats, _FINAL_GRAPH_US, lambda: None, settle_us, are_known
+            )
         )
         for contender, timing in times.items():
             if contender != _AGAIN and not contender.startswith(_CANDIDATE):
@@ -238,22 +242,11 @@ def _function(library: Any, signature: Signature, m: int) -> str:
         return ""
 
 
-# --- times beside torch's ---
-
-
 def are_known(times: Mapping[str, Timing]) -> bool:
     """Whether what each took over what torch took is known well enough, or there were many turns."""
-    reference = times[TORCH].samples
-    return len(reference) >= _MOST_TURNS or all(over(t.samples, reference)[1] <= _KNOWN for t in times.values())
-
-
-def beside_torch(times: Mapping[str, Timing]) -> dict[str, Timing]:
-    """The same, each time by its ratio to torch's of the same turn; the spread stays that of the samples."""
-    reference = times[TORCH]
-    return {
-        name: replace(t, us=reference.us * over(t.samples, reference.samples)[0]) if t.samples else t
-        for name, t in times.items()
-    }
+    found = in_turns(times)
+    off = max(math.hypot(deviation(found[TORCH]), deviation(timing)) for timing in found.values())
+    return off <= _KNOWN or len(times[TORCH].samples) >= _MOST_TURNS
 
 
 # --- the run ---

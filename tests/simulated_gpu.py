@@ -130,8 +130,9 @@ class SimulatedBench:
         self.gpu, self.signature, self.m, self.power_bound = gpu, signature, m, gpu.bound
         self._turn = 0
 
-    def time(self, names: Collection[str], repeats: int, graph_us: float) -> dict[str, Timing]:
+    def time(self, names: Collection[str], repeats: int, graph_us: float, settle_us: float = 0.0) -> dict[str, Timing]:
         self._turn += 1
+        self.gpu.busy_us += settle_us if self.power_bound else 0.0
         found = {}
         for name in names:
             self.gpu.announce("" if name == BASELINE else name, self.m)

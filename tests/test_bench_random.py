@@ -24,7 +24,7 @@ import sweep_variants
 import yaml
 
 from aot.tune import measure
-from aot.tune.timing import Timing, over
+from aot.tune.timing import Timing
 from runtime.errors import ArgumentError, KernelMiss
 
 from . import bench_cases
@@ -114,18 +114,6 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return timed
 
 
-def test_a_time_is_that_beside_torch_whatever_the_clock_does() -> None:
-    clock = [1.0, 1.1, 1.1, 1.0, 1.3, 1.1, 1.0, 1.0, 1.1, 1.2]
-    taken = {"torch": [10 * c for c in clock], "ours": [9 * c for c in clock], "on_slower": [11.0] * 10}
-    taken["ours"][4] = 90.0  # something else ran
-    times = {name: Timing.of(of) for name, of in taken.items()}
-    found = bench_random.beside_torch(times)
-    assert found["torch"] == times["torch"]
-    assert found["ours"].us == pytest.approx(0.9 * times["torch"].us)
-    assert found["ours"].spread == times["ours"].spread
-    assert bench_random.beside_torch({"torch": measure.Timing(3.0, 0.1)}) == {"torch": measure.Timing(3.0, 0.1)}
-
-
 def test_turns_go_on_until_what_is_over_torch_is_known() -> None:
     chance = random.Random(1)
 
@@ -137,16 +125,6 @@ def test_turns_go_on_until_what_is_over_torch_is_known() -> None:
     assert not bench_random.are_known(times(0.001, 3)), "three say little"
     assert bench_random.are_known(times(0.03, 60)), "there were many"
     assert not bench_random.are_known(times(0.001, 10) | {"against": times(0.03, 10)["ours"]})
-
-
-def test_how_far_off_a_ratio_is_follows_from_its_turns() -> None:
-    chance = random.Random(2)
-    found = []
-    for _ in range(300):
-        a, b = ([math.exp(chance.gauss(0, 0.02)) for _ in range(40)] for _ in range(2))
-        found.append(over(a, b))
-    scatter = math.sqrt(math.fsum((ratio - 1) ** 2 for ratio, _ in found) / len(found))
-    assert scatter == pytest.approx(math.fsum(off for _, off in found) / len(found), rel=0.1)
 
 
 def test_candidates_that_a_short_look_put_behind_are_looked_at_again(

@@ -466,9 +466,9 @@ def measured(
     bench, rounds = SimulatedBench(gpu, SIGNATURE, 64), list[int]()
     real = bench.time
 
-    def time(names: list[str], repeats: int, graph_us: float) -> object:
+    def time(names: list[str], *how: float) -> object:
         rounds.append(len(names))
-        return real(names, repeats, graph_us)
+        return real(names, *how)  # type: ignore[arg-type]
 
     bench.time = time  # type: ignore[method-assign, assignment]
     found = halving.measure(bench, 64, list(us), options or TuneOptions())
@@ -516,9 +516,10 @@ def test_a_round_at_a_lower_clock_is_no_advantage_of_what_was_dropped_before() -
     bench, rounds = SimulatedBench(gpu, SIGNATURE, 64), itertools.count()
     real = bench.time
 
-    def time(names: list[str], repeats: int, graph_us: float) -> dict[str, Timing]:
+    def time(names: list[str], *how: float) -> dict[str, Timing]:
         slower = 1.06 ** next(rounds)
-        return {n: Timing.of([t.us * slower] * 3) for n, t in real(names, repeats, graph_us).items()}
+        found = real(names, *how)  # type: ignore[arg-type]
+        return {n: Timing.of([t.us * slower] * 3) for n, t in found.items()}
 
     bench.time = time  # type: ignore[method-assign, assignment]
     found = halving.measure(bench, 64, list(us), TuneOptions())
@@ -534,17 +535,20 @@ def test_times_of_a_screening_are_brought_to_the_finalists_scale() -> None:
     assert Calibration([], lambda s: lambda name, m: 1.0, lambda name: []).of(SIGNATURE).us("f0", 3) == 1.0
 
 
-def test_times_among_a_class_are_asked_for_where_none_of_it_is_near_the_best() -> None:
-    all_times = Times([4, 8, 16], [{"a": 1.0, "b": 1.1}, {"b": 2.0}, {"a": 3.0, "c": 3.1}], {8: 5})
+def test_times_among_a_class_are_asked_for_where_it_is_far_behind_the_best() -> None:
+    us = [{"a": 1.0, "b": 1.1}, {"b": 2.0}, {"a": 3.0, "c": 3.1}, {"a": 4.4, "b": 4.0}]
+    all_times = Times([4, 8, 16, 32], us, {8: 5})
     asked = list[tuple[str, list[int]]]()
 
     def curve(name: str, ms: Sequence[int]) -> list[float]:
         asked.append((name, list(ms)))
-        return [{"a": 2.5, "c": 2.7}[name] for _ in ms]
+        return [{"a": m / 4, "c": m / 3}[name] for m in ms]
 
-    found = all_times.among(["a", "c"], curve)
-    assert found == Times([4, 8, 16], [{"a": 1.0}, {"a": 2.5, "c": 2.7}, {"a": 3.0, "c": 3.1}], {8: 5})
-    assert asked == [("a", [8]), ("c", [8])]
+    found = all_times.among(["a", "c"], curve, 0.05)
+    assert found.us == [{"a": 1.0}, {"a": 2.0, "c": 8 / 3}, {"a": 3.0, "c": 3.1}, {"a": 8.0, "c": 32 / 3}]
+    assert (found.ms, found.seen) == (all_times.ms, all_times.seen)
+    assert asked == [("a", [8, 32]), ("c", [8, 32])]
+    assert all_times.among(["a", "c"], curve, 0.04).us[3] == {"a": 4.4}
 
 
 def test_the_class_that_loses_least_over_m_gives_equal_bits() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from aot.search.h200 import LOAD
-from aot.tune import measure
+from aot.tune import halving, measure
 from aot.tune.gemm.operands import OperandSet
 from aot.tune.operation import unusual
+from aot.tune.options import TuneOptions
 from aot.tune.timing import Timing
 from aot.version import UNKNOWN, own_version
 from runtime.errors import DeviceError
@@ -64,8 +65,10 @@ def test_contenders_are_replayed_in_turns_once_all_are_captured(monkeypatch: pyt
     assert "".join(replayed) == "!......abccbabca"
     replayed.clear()
     rounds = iter([False, True])
-    measure.time_interleaved(contenders, [], 1.0, 2, 1.0, lambda: None, lambda found: next(rounds))
-    assert "".join(replayed) == "......abccbaabccba"
+    clock = iter([10.0, 10.0001, 10.0009, 10.0011])
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
+    measure.time_interleaved(contenders, [], 1.0, 2, 1.0, lambda: None, 1e3, lambda found: next(rounds))
+    assert "".join(replayed) == "......" + "......" + "abccbaabccba"
 
 
 def test_nobody_is_timed_while_a_sustained_load_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +151,7 @@ def test_replays_are_announced_as_nobodys_unless_each_is_timed_alone(
     def time_interleaved(launches: Any, operands: Any, floor: float, repeats: int, graph: float, *more: Any) -> Any:
         for launch in launches.values():
             launch(OPERANDS)
-        for captured in more:
+        for captured in more[:1]:
             captured()
         backend.log.append("replay")
         return {name: Timing(1.0, 0.0) for name in launches}
@@ -161,6 +164,26 @@ def test_replays_are_announced_as_nobodys_unless_each_is_timed_alone(
     alone = [("f", 64), "replay", ("g", 64), "replay", ("", 64), "torch.mm", "replay"]
     together = [("f", 64), ("g", 64), ("", 64), "torch.mm", ("", 64), "replay"]
     assert backend.log == (alone if careful else together)
+
+
+def test_load_comes_before_what_decides_where_power_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled: list[float] = []
+
+    def time_interleaved(launches: Any, *how: Any) -> dict[str, Timing]:
+        settled.append(how[5])
+        return {name: Timing(1.0, 0.0) for name in launches}
+
+    monkeypatch.setattr(measure, "time_interleaved", time_interleaved)
+    backend = Backend(f=lambda *given, stream: None, g=lambda *given, stream: None)
+    backend.careful = False
+    large = Signature("bf16", "bf16", "bf16", "f32", "none", 8192, 8192)
+    backend.baselines[large] = backend.baselines[SIGNATURE]
+    for m in (16, 4096):
+        bench = gpu.GpuBench(backend, large, m, [])
+        assert bench.power_bound == (m == 4096)
+        halving.measure(bench, m, ["f", "g"], TuneOptions())
+        halving.glance(bench, ["f"])
+    assert settled == [0.0, 0.0, 0.0, 0.0, 50e3, 25e3]
 
 
 def test_what_is_timed_after_a_sustained_load_waits_until_the_clock_is_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,12 +52,17 @@ class Times(NamedTuple):
         octaves = math.fsum(widths)
         return [width / 2 + octaves / 2 * time / whole for width, time in zip(widths, times, strict=True)]
 
-    def among(self, names: Collection[str], curve: Curve) -> Times:
-        """The times of `names` alone, of which `curve` gives those of groups that have none of them."""
+    def among(self, names: Collection[str], curve: Curve, tolerance: float) -> Times:
+        """The times of `names` alone, with those within `tolerance` of the best of them; `curve` gives what these took
+        where they are too far behind the best of all to be here."""
         found = [{name: us for name, us in at.items() if name in names} for at in self.us]
-        without = [place for place, at in enumerate(found) if not at]
-        for name in names if without else ():
-            for place, us in zip(without, curve(name, [self.ms[place] for place in without]), strict=True):
+        far = [
+            place
+            for place, (own, at) in enumerate(zip(found, self.us, strict=True))
+            if min(own.values(), default=math.inf) * (1 + tolerance) > min(at.values()) * (1 + _CONTENDERS)
+        ]
+        for name in names if far else ():
+            for place, us in zip(far, curve(name, [self.ms[place] for place in far]), strict=True):
                 found[place][name] = us
         return self._replace(us=found)
 

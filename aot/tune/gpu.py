@@ -90,12 +90,15 @@ class GpuBench:
         self.power_bound = measure.power_bound(signature, m)
         self.baseline, self._torch = backend.baselines[signature]
 
-    def time(self, names: Collection[str], repeats: int, graph_us: float) -> dict[str, Timing]:
-        """Time launches in turn, or where that failed before, one after the other."""
+    def time(self, names: Collection[str], repeats: int, graph_us: float, settle_us: float = 0.0) -> dict[str, Timing]:
+        """Time launches in turn, where power bounds after so long a load; or where that failed before, one after the
+        other."""
         time.sleep(max(0.0, self._backend.recovered_at - time.monotonic()))
         if not self._backend.careful:
-            launches = self._launches(names)
-            return measure.time_interleaved(launches, self._operands, self._floor_us, repeats, graph_us, self._captured)
+            launches, settle_us = self._launches(names), settle_us if self.power_bound else 0.0
+            return measure.time_interleaved(
+                launches, self._operands, self._floor_us, repeats, graph_us, self._captured, settle_us
+            )
         found: dict[str, Timing] = {}
         for name in names:
             alone = self._launches([name])

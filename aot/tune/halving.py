@@ -12,10 +12,15 @@ from typing import Protocol
 
 from ..search.h200 import LOAD
 from .options import TuneOptions
-from .timing import Timing
+from .timing import Timing, in_turns
 
 _SCREEN_REPEATS, _SCREEN_GRAPH_US, _LONGEST_SCREEN_US = 2, 100.0, 400.0
 _FINAL_GRAPH_US = 1_000.0
+_GLANCE_REPEATS = 4
+# Of load before what decides. On H100s at the limit of their power five turns after a pause, 30 ms, are off what a
+# function takes over torch later on by 4.3%, and by 2.0% on average; the next five by 1.7%, and the five after these by
+# 1.0%.
+_FINAL_SETTLE_US, _GLANCE_SETTLE_US = 50e3, 25e3
 _HOPELESS = 1.15  # of the second best time of a screening, whatever its place
 _NEAR = 1.15  # of a function's time: torch, where it takes longer at all measured M, is not looked at between them
 _LOOKS = 2  # at finalists of whom none leads clearly
@@ -30,8 +35,9 @@ class Bench(Protocol):
     baseline: str
     power_bound: bool
 
-    def time(self, names: Collection[str], repeats: int, graph_us: float) -> dict[str, Timing]:
-        """Time launches in turn; what cannot be launched at this shape is left out."""
+    def time(self, names: Collection[str], repeats: int, graph_us: float, settle_us: float = 0.0) -> dict[str, Timing]:
+        """Time launches in turn, where power bounds after so long a load; what cannot be launched at this shape is left
+        out."""
         ...
 
     def sustained(self, us: Mapping[str, float]) -> dict[str, Timing]:
@@ -146,7 +152,8 @@ def measure(bench: Bench, m: int, names: Sequence[str], options: TuneOptions) ->
 
 def glance(bench: Bench, names: Sequence[str]) -> dict[str, float]:
     """Microseconds of a few functions and of the baseline, taken briefly in turns; {} if none can be launched."""
-    us = {n: t.us for n, t in bench.time([*names, bench.baseline], _SCREEN_REPEATS, _SCREEN_GRAPH_US).items()}
+    taken = bench.time([*names, bench.baseline], _GLANCE_REPEATS, _SCREEN_GRAPH_US, _GLANCE_SETTLE_US)
+    us = {n: t.us for n, t in in_turns(taken).items()}
     return us if len(us) > 1 else {}
 
 
@@ -158,9 +165,10 @@ def _finals(bench: Bench, finalists: Sequence[str], options: TuneOptions) -> dic
     samples: dict[str, tuple[float, ...]] = {}
     times: dict[str, Timing] = {}
     for _ in range(_LOOKS):
-        for name, timing in bench.time([*finalists, bench.baseline], options.repeats, _FINAL_GRAPH_US).items():
+        everyone = [*finalists, bench.baseline]
+        for name, timing in bench.time(everyone, options.repeats, _FINAL_GRAPH_US, _FINAL_SETTLE_US).items():
             samples[name] = samples.get(name, ()) + (timing.samples or (timing.us,))
-        times = {name: Timing.of(taken) for name, taken in samples.items()}
+        times = in_turns({name: Timing.of(taken) for name, taken in samples.items()})
         ours = sorted((times[n] for n in finalists if n in times), key=lambda t: t.us)
         noise = max(map(_noise, ours[:2]), default=0.0)
         if len(ours) < 2 or noise < options.tolerance or ours[1].us / ours[0].us - 1 > noise:

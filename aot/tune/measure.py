@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,12 +207,14 @@ def time_interleaved(
     repeats: int,
     graph_us: float,
     captured: Callable[[], None] = lambda: None,
+    settle_us: float = 0.0,
     enough: Callable[[Mapping[str, Timing]], bool] = lambda found: True,
 ) -> dict[str, Timing]:
     """Time launches in turn, each as a graph of about `graph_us`; `floor_us` is the least one can take.
 
-    `captured` is called when every launch has run once and is captured, before the first replay. After `repeats` turns
-    as many follow until `enough` holds of what was found. The samples of a timing are those of its turns, in order.
+    `captured` is called when every launch has run once and is captured, before the first replay. All are replayed for
+    `settle_us` before they are timed, in which the clock becomes that of such a load. After `repeats` turns as many
+    follow until `enough` holds of what was found. The samples of a timing are those of its turns, in order.
 
     Graphs hold two launches or more, unless one finds L2 cold without a second set of operands. A contender that cannot
     be launched at this shape (an `AotError`) is left out of the result.
@@ -221,6 +224,7 @@ def time_interleaved(
     for graph in graphs.values():
         for _ in range(_WARMUP_REPLAYS):
             graph.replay(timed=False)
+    _settle(graphs.values(), settle_us)
     contenders_in_order = list(graphs.values())
     while True:
         for order in turns(len(graphs), repeats):
@@ -230,6 +234,15 @@ def time_interleaved(
         found = {name: graph.timing() for name, graph in graphs.items()}
         if enough(found):
             return found
+
+
+def _settle(graphs: Collection[Contender], for_us: float) -> None:
+    """Replay graphs in turn until so much time is over."""
+    end = time.perf_counter() + for_us / 1e6
+    while graphs and time.perf_counter() < end:
+        for graph in graphs:
+            graph.replay(timed=False)
+        torch.cuda.synchronize()
 
 
 def turns(count: int, repeats: int) -> Iterator[list[int]]:

@@ -243,7 +243,7 @@ class Writer:
                     classes.setdefault(word, []).append(name)
             curve = one.predictions(pool).curve
             if names := choose.best_class(of, classes.values(), curve, kept, FOR_EQUAL_BITS):
-                found[key] = of.among(names, curve)
+                found[key] = of.among(names, curve, tolerance)
         chosen = choose.cover(list(found.values()), tolerance, kept)
         return {key: choose.ranges(of, chosen, tolerance) for key, of in found.items()}
 

@@ -1,0 +1,135 @@
+"""What samples that were taken in turns say, on samples of two H100s at the limit of their power."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import math
+import random
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
+
+import pytest
+
+from aot.tune import halving
+from aot.tune.options import TuneOptions
+from aot.tune.timing import Timing, deviation, in_turns
+
+from .command_line import ROOT
+
+TURNS = 5  # that `aot tune` takes of finalists
+Samples = Mapping[str, Sequence[float]]
+
+
+@cache
+def problems() -> list[tuple[int, Samples]]:
+    """M, and the samples of five contenders, turn by turn."""
+    found = json.loads(lzma.decompress((ROOT / "benchmarks" / "turns_h100.json.xz").read_bytes()))
+    return [(case["m"], case["samples"]) for case in found["cases"]]
+
+
+def part(of: Samples, first: int, last: int | None) -> dict[str, Timing]:
+    return {name: Timing.of(samples[first:last]) for name, samples in of.items()}
+
+
+def off(low: int, high: int, taken: Callable[[Mapping[str, Timing]], Mapping[str, Timing]]) -> float:
+    """How far the first turns are off in what one function takes over another: the root mean square of the share, where
+    the truth is what the other turns say, one function beside the other."""
+    logs = []
+    for m, of in problems():
+        if low <= m <= high:
+            pairs = zip(of["against"][TURNS:], of["ours"][TURNS:], strict=True)
+            truth = statistics.median(against / ours for against, ours in pairs)
+            found = taken(part(of, 0, TURNS))
+            logs.append(math.log(found["against"].us / found["ours"].us / truth))
+    return math.sqrt(math.fsum(x * x for x in logs) / len(logs))
+
+
+@pytest.mark.parametrize(("low", "high"), [(65, 511), (512, 8192)])
+def test_turns_say_more_without_what_their_contenders_share(low: int, high: int) -> None:
+    count = sum(low <= m <= high for m, _ in problems())
+    with_turns, without = off(low, high, in_turns), off(low, high, dict)
+    said = " ".join((in_turns.__doc__ or "").split())
+    assert f"{count} of M = {low} to {high}" in said
+    assert f"{with_turns:.1%}" in said
+    assert f"{without:.1%}" in said
+    assert with_turns < 0.9 * without
+
+
+def test_after_a_pause_turns_tell_something_else() -> None:
+    """Of torch over the archive's function, beside what the sixteenth to twentieth turn say."""
+    logs: list[list[float]] = [[], [], []]
+    for m, of in problems():
+        if m >= 512 and len(of["torch"]) >= 20:
+            ratios = [torch / ours for torch, ours in zip(of["torch"], of["ours"], strict=True)]
+            by_five = [statistics.median(ratios[i : i + TURNS]) for i in (0, 5, 10, 15)]
+            for found, us in zip(logs, by_five, strict=False):
+                found.append(math.log(us / by_five[3]))
+    off = [math.sqrt(math.fsum(x * x for x in of) / len(of)) for of in logs]
+    usual = abs(math.fsum(logs[0])) / len(logs[0])
+    said = f"later on by {off[0]:.1%}, and by {usual:.1%} on average; the next five by {off[1]:.1%}, and the five after"
+    lines = (ROOT / "aot" / "tune" / "halving.py").read_text().replace("\n#", "").split()
+    assert f"{said} these by {off[2]:.1%}." in " ".join(lines)
+
+
+def test_what_all_of_a_turn_share_is_taken_out() -> None:
+    clock = [1.0, 1.1, 1.1, 1.0, 1.3, 1.1, 1.0]
+    found = in_turns({"a": Timing.of([9 * c for c in clock]), "b": Timing.of([10 * c for c in clock])})
+    assert found["a"].us / found["b"].us == pytest.approx(0.9)
+    assert found["b"].us == pytest.approx(11)
+    assert found["a"].spread == pytest.approx(0)
+
+
+def test_a_disturbed_sample_changes_nobodys_time() -> None:
+    found = in_turns({"a": Timing.of([9.0, 9.0, 90.0, 9.0, 9.0]), "b": Timing.of([10.0] * 5)})
+    assert (found["a"].us, found["b"].us) == pytest.approx((9.0, 10.0))
+
+
+def test_two_keep_all_of_their_own_noise() -> None:
+    chance = random.Random(3)
+    alone, beside = (Timing.of([math.exp(chance.gauss(0, 0.01)) for _ in range(99)]) for _ in range(2))
+    assert in_turns({"a": alone, "b": beside})["a"].spread > 0.9 * alone.spread
+
+
+def test_without_turns_of_all_nothing_is_taken_out() -> None:
+    one = {"a": Timing.of([1.0, 2.0])}
+    uneven = one | {"b": Timing.of([1.0, 2.0, 3.0])}
+    bare = {"a": Timing(1.0, 0.1), "b": Timing(2.0, 0.1)}
+    assert [in_turns(of) for of in ({}, one, uneven, bare)] == [{}, one, uneven, bare]
+
+
+def test_how_far_off_a_median_is_follows_from_its_samples() -> None:
+    chance = random.Random(2)
+    found = [Timing.of([math.exp(chance.gauss(0, 0.02)) for _ in range(40)]) for _ in range(400)]
+    scatter = math.sqrt(math.fsum(math.log(t.us) ** 2 for t in found) / len(found))
+    assert scatter == pytest.approx(math.fsum(map(deviation, found)) / len(found), rel=0.1)
+    assert deviation(Timing.of([1.0, 1.0, 1.0])) == math.inf
+
+
+def test_finalists_are_compared_without_what_their_turns_share() -> None:
+    of = max(
+        (of for m, of in problems() if m >= 512), key=lambda of: abs(math.log(beside(of, in_turns) / beside(of, dict)))
+    )
+
+    class Recorded:
+        baseline, power_bound = "torch", False
+
+        def time(self, names: Collection[str], *_: float) -> dict[str, Timing]:
+            return {name: timing for name, timing in part(of, 0, TURNS).items() if name in names}
+
+        def sustained(self, us: Mapping[str, float]) -> dict[str, Timing]:
+            raise AssertionError("nobody asked for it")
+
+    found = halving.measure(Recorded(), 512, ["ours", "against"], TuneOptions(finalists=2))
+    assert found is not None
+    times = dict(found.times)
+    three = {name: of[name] for name in ("ours", "against", "torch")}
+    twice = {name: [*samples[:TURNS]] * 2 for name, samples in three.items()}  # none leads by more than its noise
+    assert times["against"].us / times["ours"].us in (beside(three, in_turns), beside(twice, in_turns, 2 * TURNS))
+    assert times["against"].us / times["ours"].us != beside(three, dict)
+
+
+def beside(of: Samples, taken: Callable[[Mapping[str, Timing]], Mapping[str, Timing]], turns: int = TURNS) -> float:
+    found = taken(part(of, 0, turns))
+    return found["against"].us / found["ours"].us
