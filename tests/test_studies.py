@@ -214,7 +214,7 @@ def test_the_page_of_the_kernel_names_where_it_is_slowest() -> None:
 # --- what `on_slower` leaves, by default settings ---
 
 H200S = [f"32686c4a:benchmarks/results/whole_default_h200_{i}.json" for i in (1, 2, 3)]
-H100S = [f"a27e5ba6:benchmarks/results/whole_default_h100_{i}.json" for i in (1, 2, 3)]
+H100S = [f"bba010d5:benchmarks/results/whole_turns_h100_{i}.json" for i in (1, 2)]
 ON_SLOWER = "on_slower"
 SCATTER = 0.09  # of repeats, from which on a case says little of 3%
 
@@ -241,11 +241,10 @@ def left_by_on_slower(sources: Sequence[str]) -> tuple[str, int, int, int, float
 def test_pages_say_what_on_slower_leaves() -> None:
     (of_h200, below, scattered, cases, worst), (of_h100, *others) = map(left_by_on_slower, (H200S, H100S))
     assert f"Over all M `on_slower` {of_h200} On H100s it {of_h100}" in text("benchmarks")
-    assert cases == others[2]
     assert (
-        f"{below} ({others[0]}) of {cases:,} drawn cases are below 0.97, and in {scattered} ({others[1]}) of these "
-        f"repeats differ by over {SCATTER:.0%}; at worst Llama's gate_up with SwiGLU at M = 259, at {worst:.2f}, since "
-        f"torch has no one call for it (1024 x 4096 at M = 1343, at {others[3]:.2f}) |"
+        f"{below} of {cases:,} ({others[0]} of {others[2]:,}) drawn cases are below 0.97, and in {scattered} "
+        f"({others[1]}) of these repeats differ by over {SCATTER:.0%}; at worst Llama's gate_up with SwiGLU at M = "
+        f"259, at {worst:.2f}, since torch has no one call for it (1280 x 8192 at M = 421, at {others[3]:.2f}) |"
     ) in choosing()
 
 
