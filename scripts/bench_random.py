@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import signal
 import sys
 import time
@@ -243,10 +242,10 @@ def _function(library: Any, signature: Signature, m: int) -> str:
 
 
 def are_known(times: Mapping[str, Timing]) -> bool:
-    """Whether what each took over what torch took is known well enough, or there were many turns."""
-    found = in_turns(times)
-    off = max(math.hypot(deviation(found[TORCH]), deviation(timing)) for timing in found.values())
-    return off <= _KNOWN or len(times[TORCH].samples) >= _MOST_TURNS
+    """Whether what each took over what torch took is known well enough, turn by turn, or there were many turns."""
+    torch_us = times[TORCH].samples
+    ratios = ([us / of for us, of in zip(t.samples, torch_us, strict=True)] for t in times.values())
+    return len(torch_us) >= _MOST_TURNS or all(deviation(of) <= _KNOWN for of in ratios)
 
 
 # --- the run ---

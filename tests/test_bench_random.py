@@ -24,7 +24,7 @@ import sweep_variants
 import yaml
 
 from aot.tune import measure
-from aot.tune.timing import Timing
+from aot.tune.timing import Timing, in_turns
 from runtime.errors import ArgumentError, KernelMiss
 
 from . import bench_cases
@@ -117,14 +117,33 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_turns_go_on_until_what_is_over_torch_is_known() -> None:
     chance = random.Random(1)
 
-    def times(noise: float, turns: int) -> dict[str, Timing]:
-        return {name: Timing.of([math.exp(chance.gauss(0, noise)) for _ in range(turns)]) for name in ("torch", "ours")}
+    def times(noise: float, turns: int, clock: float = 0.0) -> dict[str, Timing]:
+        shared = [math.exp(chance.gauss(0, clock)) for _ in range(turns)]
+        return {name: Timing.of([c * math.exp(chance.gauss(0, noise)) for c in shared]) for name in ("torch", "ours")}
 
     assert bench_random.are_known(times(0.001, 10))
+    assert bench_random.are_known(times(0.001, 10, 0.1)), "all of a turn share the clock"
     assert not bench_random.are_known(times(0.03, 10))
     assert not bench_random.are_known(times(0.001, 3)), "three say little"
     assert bench_random.are_known(times(0.03, 60)), "there were many"
-    assert not bench_random.are_known(times(0.001, 10) | {"against": times(0.03, 10)["ours"]})
+
+
+@pytest.mark.parametrize("settle_us", [0.0, 50e3])
+def test_a_time_is_that_beside_the_others_of_a_turn(monkeypatch: pytest.MonkeyPatch, settle_us: float) -> None:
+    asked = list[Any]()
+    clock = [1.0, 1.3, 1.1, 1.2, 1.0, 1.05]
+    us = {"ours": 9.0, "torch": 10.0, "torch again": 10.0}
+
+    def time_interleaved(launches: Any, operands: Any, floor: float, repeats: int, *more: Any) -> dict[str, Timing]:
+        asked.extend([repeats, *more[2:]])
+        return {name: Timing.of([us[name] * c for c in clock][:: -1 if name == "ours" else 1]) for name in launches}
+
+    monkeypatch.setattr(measure, "time_interleaved", time_interleaved)
+    monkeypatch.setattr(measure, "power_bound", lambda signature, rows: settle_us > 0)
+    said = run(case())["contenders"]
+    assert asked == [12, settle_us, bench_random.are_known]
+    turned = in_turns({name: Timing.of([us[name] * c for c in clock][:: -1 if name == "ours" else 1]) for name in us})
+    assert [said[name]["us"] for name in ("ours", "torch")] == [round(turned[name].us, 3) for name in ("ours", "torch")]
 
 
 def test_candidates_that_a_short_look_put_behind_are_looked_at_again(

@@ -254,8 +254,11 @@ def test_native_code_adds_effects_up_as_python_does(reach: float) -> None:
 @pytest.mark.skipif(native.effect is None, reason="runtime._native was not built")
 def test_native_code_refuses_effects_that_are_none() -> None:
     for xs, values in (([], []), ([1.0], []), ([1.0], [1.0, 2.0]), ([1.0], (1.0,))):
-        with pytest.raises(ValueError, match=r"known somewhere|not a list of as many"):
+        with pytest.raises(ValueError, match=r"at 1 to 2\^20 places|expected a list of 1"):
             native.effect(xs, values, 1.0)
+    for reach in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="reaches somewhere"):
+            native.effect([1.0], [1.0], reach)
     with pytest.raises(TypeError):
         native.effect([1.0], ["a"], 1.0)
     effect = native.effect([1.0], [0.5], 1.0)
@@ -264,14 +267,20 @@ def test_native_code_refuses_effects_that_are_none() -> None:
             effect.times(others, guesses, [2.0])
 
 
+@pytest.mark.skipif(native.effect is None, reason="runtime._native was not built")
 def test_without_native_code_predictions_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def several() -> list[float]:
         of = predictions((16, "a1", 12.0), (16, "b1", 9.0), (256, "a1", 20.0), (256, "a2", 30.0))
         return [us for name in ("a1", "a2", "b1", "c1") for us in of.curve(name, [1, 16, 99, 300])]
 
+    asked = list[int]()
+    in_python = calibrate.with_effects
+    monkeypatch.setattr(calibrate, "with_effects", lambda *given: asked.append(len(given)) or in_python(*given))  # type: ignore[func-returns-value]
     before = several()
+    assert asked == [], "native code does it where it can"
     monkeypatch.setattr(native, "effect", None)
     assert several() == before
+    assert asked
 
 
 def test_a_hundred_functions_are_predicted_in_two_seconds() -> None:

@@ -65,10 +65,11 @@ def test_contenders_are_replayed_in_turns_once_all_are_captured(monkeypatch: pyt
     assert "".join(replayed) == "!......abccbabca"
     replayed.clear()
     rounds = iter([False, True])
-    clock = iter([10.0, 10.0001, 10.0009, 10.0011])
+    clock = iter([10.0, 10.0001, 10.0009, 10.0011, 11.0])
     monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
     measure.time_interleaved(contenders, [], 1.0, 2, 1.0, lambda: None, 1e3, lambda found: next(rounds))
-    assert "".join(replayed) == "......" + "......" + "abccbaabccba"
+    assert "".join(replayed) == "......" + 2 * "......abccba", "none is timed on a GPU that was idle"
+    measure._settle([], 1e12)  # nobody is waited for
 
 
 def test_nobody_is_timed_while_a_sustained_load_begins(monkeypatch: pytest.MonkeyPatch) -> None:

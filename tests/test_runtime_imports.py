@@ -126,6 +126,18 @@ def test_native_code_and_python_agree_on_their_interface() -> None:
     assert int(found[1]) == native._INTERFACE
 
 
+def test_native_code_that_adds_floats_rounds_as_python_does() -> None:
+    """Where compilers may fuse a product and a sum, as for aarch64, results would be others."""
+    sources = {path.name: path.read_text() for path in (ROOT / "runtime" / "native").glob("*.c")}
+    adds = {name for name, text in sources.items() if re.search(r"[+*]=? .*\b(double|exp|sum)\b|\bsum \+=", text)}
+    assert adds >= {"costs.c", "effects.c", "trees.c"}
+    assert {name for name, text in sources.items() if '#include "rounding.h"' in text} == {
+        "costs.c",
+        "effects.c",
+        "trees.c",
+    }
+
+
 @pytest.mark.parametrize(
     ("interface", "used"), [(native._INTERFACE, True), (native._INTERFACE - 1, False), (None, False)]
 )

@@ -17,9 +17,12 @@ from aot.tune.options import TuneOptions
 from aot.tune.timing import Timing, deviation, in_turns
 
 from .command_line import ROOT
+from .pages import choosing
 
 TURNS = 5  # that `aot tune` takes of finalists
+ALL = ("ours", "against", "torch", "on_slower", "torch again")
 Samples = Mapping[str, Sequence[float]]
+Taken = Callable[[Mapping[str, Timing]], Mapping[str, Timing]]
 
 
 @cache
@@ -33,15 +36,15 @@ def part(of: Samples, first: int, last: int | None) -> dict[str, Timing]:
     return {name: Timing.of(samples[first:last]) for name, samples in of.items()}
 
 
-def off(low: int, high: int, taken: Callable[[Mapping[str, Timing]], Mapping[str, Timing]]) -> float:
+def off(low: int, high: int, taken: Taken, names: Sequence[str] = ALL, turns: int = TURNS) -> float:
     """How far the first turns are off in what one function takes over another: the root mean square of the share, where
     the truth is what the other turns say, one function beside the other."""
     logs = []
     for m, of in problems():
         if low <= m <= high:
-            pairs = zip(of["against"][TURNS:], of["ours"][TURNS:], strict=True)
+            pairs = zip(of["against"][turns:], of["ours"][turns:], strict=True)
             truth = statistics.median(against / ours for against, ours in pairs)
-            found = taken(part(of, 0, TURNS))
+            found = taken(part({name: of[name] for name in names}, 0, turns))
             logs.append(math.log(found["against"].us / found["ours"].us / truth))
     return math.sqrt(math.fsum(x * x for x in logs) / len(logs))
 
@@ -55,6 +58,13 @@ def test_turns_say_more_without_what_their_contenders_share(low: int, high: int)
     assert f"{with_turns:.1%}" in said
     assert f"{without:.1%}" in said
     assert with_turns < 0.9 * without
+
+
+@pytest.mark.parametrize("names", [ALL[:2], ALL[:3], ALL[:4]])
+@pytest.mark.parametrize("turns", [4, 5])
+def test_however_few_contenders_there_are(names: Sequence[str], turns: int) -> None:
+    for low, high in ((65, 511), (512, 8192)):
+        assert off(low, high, in_turns, names, turns) < 0.95 * off(low, high, dict, names, turns)
 
 
 def test_after_a_pause_turns_tell_something_else() -> None:
@@ -73,23 +83,46 @@ def test_after_a_pause_turns_tell_something_else() -> None:
     assert f"{said} these by {off[2]:.1%}." in " ".join(lines)
 
 
+def test_after_a_pause_the_clock_is_high() -> None:
+    """The first five turns take 30 ms."""
+    logs = [
+        math.log(statistics.median(samples[:TURNS]) / statistics.median(samples[15:20]))
+        for m, of in problems()
+        if m >= 512 and len(of["torch"]) >= 20
+        for samples in of.values()
+    ]
+    less = 1 - math.exp(math.fsum(logs) / len(logs))
+    assert f"launches take {less:.0%} less than 90 ms later" in choosing()
+
+
 def test_what_all_of_a_turn_share_is_taken_out() -> None:
     clock = [1.0, 1.1, 1.1, 1.0, 1.3, 1.1, 1.0]
     found = in_turns({"a": Timing.of([9 * c for c in clock]), "b": Timing.of([10 * c for c in clock])})
     assert found["a"].us / found["b"].us == pytest.approx(0.9)
     assert found["b"].us == pytest.approx(11)
-    assert found["a"].spread == pytest.approx(0)
 
 
-def test_a_disturbed_sample_changes_nobodys_time() -> None:
-    found = in_turns({"a": Timing.of([9.0, 9.0, 90.0, 9.0, 9.0]), "b": Timing.of([10.0] * 5)})
-    assert (found["a"].us, found["b"].us) == pytest.approx((9.0, 10.0))
+def test_a_disturbed_sample_changes_nobody_else() -> None:
+    taken = {"a": Timing.of([9.0, 9.0, 90.0, 9.0, 9.0]), "b": Timing.of([10.0] * 5), "c": Timing.of([11.0] * 5)}
+    assert in_turns(taken) == taken
+    two = in_turns({"a": taken["a"], "b": taken["b"]})
+    assert (two["a"].us, two["b"].us) == pytest.approx((9.0, 10.0))
 
 
-def test_two_keep_all_of_their_own_noise() -> None:
-    chance = random.Random(3)
-    alone, beside = (Timing.of([math.exp(chance.gauss(0, 0.01)) for _ in range(99)]) for _ in range(2))
-    assert in_turns({"a": alone, "b": beside})["a"].spread > 0.9 * alone.spread
+def test_two_speeds_are_their_own() -> None:
+    two = Timing.of([10.0, 10.0, 11.0, 11.0, 11.0])
+    calm = {"b": Timing.of([10.0] * 5), "c": Timing.of([10.5] * 5)}
+    assert in_turns({"a": two, **calm}) == {"a": two, **calm}
+    beside = in_turns({"a": two, "b": calm["b"]})
+    assert beside["a"].bimodal
+    assert not beside["b"].bimodal
+    assert beside["a"].us / beside["b"].us == pytest.approx(1.06, rel=0.002)
+
+
+def test_spreads_are_those_of_samples() -> None:
+    clock = [1.0, 1.1, 1.1, 1.0, 1.3]
+    taken = {"a": Timing.of([9 * c for c in clock]), "b": Timing.of([10 * c for c in clock])}
+    assert [timing.spread for timing in in_turns(taken).values()] == [timing.spread for timing in taken.values()]
 
 
 def test_without_turns_of_all_nothing_is_taken_out() -> None:
@@ -101,10 +134,10 @@ def test_without_turns_of_all_nothing_is_taken_out() -> None:
 
 def test_how_far_off_a_median_is_follows_from_its_samples() -> None:
     chance = random.Random(2)
-    found = [Timing.of([math.exp(chance.gauss(0, 0.02)) for _ in range(40)]) for _ in range(400)]
-    scatter = math.sqrt(math.fsum(math.log(t.us) ** 2 for t in found) / len(found))
+    found = [[math.exp(chance.gauss(0, 0.02)) for _ in range(40)] for _ in range(400)]
+    scatter = math.sqrt(math.fsum(math.log(statistics.median(of)) ** 2 for of in found) / len(found))
     assert scatter == pytest.approx(math.fsum(map(deviation, found)) / len(found), rel=0.1)
-    assert deviation(Timing.of([1.0, 1.0, 1.0])) == math.inf
+    assert deviation([1.0, 1.0, 1.0]) == math.inf
 
 
 def test_finalists_are_compared_without_what_their_turns_share() -> None:
@@ -130,6 +163,31 @@ def test_finalists_are_compared_without_what_their_turns_share() -> None:
     assert times["against"].us / times["ours"].us != beside(three, dict)
 
 
-def beside(of: Samples, taken: Callable[[Mapping[str, Timing]], Mapping[str, Timing]], turns: int = TURNS) -> float:
+def test_looks_are_four_turns_without_what_these_share() -> None:
+    of = max(
+        (of for m, of in problems() if m >= 512),
+        key=lambda of: abs(math.log(beside(of, in_turns, 4) / beside(of, dict, 4))),
+    )
+    asked = list[float]()
+
+    class Recorded:
+        baseline, power_bound = "against", True
+
+        def time(
+            self, names: Collection[str], repeats: int, graph_us: float, settle_us: float = 0.0
+        ) -> dict[str, Timing]:
+            asked.append(repeats)
+            return {name: timing for name, timing in part(of, 0, repeats).items() if name in names}
+
+        def sustained(self, us: Mapping[str, float]) -> dict[str, Timing]:
+            raise AssertionError("nobody asked for it")
+
+    us = halving.glance(Recorded(), ["ours"])
+    assert asked == [4]
+    two = {name: of[name] for name in ("ours", "against")}
+    assert us["against"] / us["ours"] == beside(two, in_turns, 4) != beside(two, dict, 4)
+
+
+def beside(of: Samples, taken: Taken, turns: int = TURNS) -> float:
     found = taken(part(of, 0, turns))
     return found["against"].us / found["ours"].us

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 # Every M up to the first is looked at, and above it what ends a tile: tiles have multiples of 8 rows. From 1,024 rows,
-# where one tile more or less is not much, so many to an octave.
+# where one tile more or less is not much, so many to an octave of M: ends are 64 rows apart beyond 8,192.
 _EVERY_M, _ROWS, _OF_AN_OCTAVE = 64, 8, 128
 _COARSE = 1 / 12  # octaves; first all functions are looked at in these steps
 _CONTENDERS = 0.15  # then between two of them those that are behind the best by no more than this at either
@@ -53,9 +53,10 @@ class Times(NamedTuple):
         return [width / 2 + octaves / 2 * time / whole for width, time in zip(widths, times, strict=True)]
 
     def among(self, names: Collection[str], curve: Curve, tolerance: float) -> Times:
-        """The times of `names` alone, with those within `tolerance` of the best of them; `curve` gives what these took
-        where they are too far behind the best of all to be here."""
-        found = [{name: us for name, us in at.items() if name in names} for at in self.us]
+        """The times of `names` alone, as far as they are here; where those within `tolerance` of the best of them are
+        too far behind the best of all to be, `curve` gives what all of them take."""
+        of = set(names)
+        found = [{name: us for name, us in at.items() if name in of} for at in self.us]
         far = [
             place
             for place, (own, at) in enumerate(zip(found, self.us, strict=True))

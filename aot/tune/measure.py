@@ -214,19 +214,20 @@ def time_interleaved(
 
     `captured` is called when every launch has run once and is captured, before the first replay. All are replayed for
     `settle_us` before they are timed, in which the clock becomes that of such a load. After `repeats` turns as many
-    follow until `enough` holds of what was found. The samples of a timing are those of its turns, in order.
+    follow until `enough` holds of what was found, as it must some time. The samples of a timing are those of its turns,
+    in order.
 
     Graphs hold two launches or more, unless one finds L2 cold without a second set of operands. A contender that cannot
     be launched at this shape (an `AotError`) is left out of the result.
     """
     graphs = _capture(contenders, operands, floor_us, graph_us)
     captured()
-    for graph in graphs.values():
-        for _ in range(_WARMUP_REPLAYS):
-            graph.replay(timed=False)
-    _settle(graphs.values(), settle_us)
     contenders_in_order = list(graphs.values())
+    _settle(contenders_in_order, settle_us)
     while True:
+        for graph in contenders_in_order:
+            for _ in range(_WARMUP_REPLAYS):
+                graph.replay(timed=False)
         for order in turns(len(graphs), repeats):
             for place in order:
                 contenders_in_order[place].replay()

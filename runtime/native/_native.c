@@ -26,6 +26,22 @@ Py_ssize_t read_integers(PyObject *sequence, uint64_t *out, Py_ssize_t most) {
     return count;
 }
 
+int read_floats(PyObject *list, double *out, Py_ssize_t count) {
+    if (!PyList_Check(list) || PyList_Size(list) != count) {
+        PyErr_Format(PyExc_ValueError, "expected a list of %zd", count);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PyList_GetItem(list, i); /* NULL where the list has become shorter */
+        if (item == NULL) return -1;
+        Py_INCREF(item);
+        out[i] = PyFloat_AsDouble(item);
+        Py_DECREF(item);
+        if (out[i] == -1.0 && PyErr_Occurred()) return -1;
+    }
+    return 0;
+}
+
 /* parameter_sizes(cuKernelGetParamInfo, kernel): the size in bytes of each of its parameters, the last of which is
    before the first index that is an invalid value. None where the driver says anything else, or of too many: Python
    asks again then, and finds out why. */

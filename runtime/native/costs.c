@@ -2,14 +2,8 @@
 
 #include "limits.h"
 #include "native.h"
+#include "rounding.h"
 #include <math.h>
-
-/* Each operation is rounded by itself, as Python's are. */
-#if defined(__clang__)
-#pragma STDC FP_CONTRACT OFF
-#elif defined(__GNUC__)
-#pragma GCC optimize("fp-contract=off")
-#endif
 
 /* In the order of OPERATIONS in runtime/program/costs.py. */
 enum { ADD, SUB, MUL, DIV, MAX, MIN, CEIL, FLOOR, SQRT, LOG, EXP, SELECT, CODES };

@@ -2,12 +2,13 @@
    aot/tune/calibrate.py. */
 
 #include "native.h"
+#include "rounding.h"
 
 #include <math.h>
 
 enum { MOST_KNOWN = 1 << 20, MOST_EFFECTS = 16 };
 
-/* Known at `x`, ascending; `scale` has what is between two of them, 0 where that is linear. */
+/* Known at `x`, ascending; `scale` has one over the hyperbolic sine of how far apart two of them are, in reaches. */
 typedef struct {
     PyObject_HEAD
     Py_ssize_t known;
@@ -21,21 +22,6 @@ static void effect_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
-/* The floats of a list of so many; -1 with an exception set where it has another number of them. */
-static int read_floats(PyObject *list, double *out, Py_ssize_t count) {
-    if (!PyList_Check(list) || PyList_Size(list) != count) {
-        PyErr_SetString(PyExc_ValueError, "not a list of as many");
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *item = PyList_GetItem(list, i); /* NULL where reading one before has changed the list */
-        if (item == NULL) return -1;
-        out[i] = PyFloat_AsDouble(item);
-        if (out[i] == -1.0 && PyErr_Occurred()) return -1;
-    }
-    return 0;
-}
-
 /* Effect(xs, values, reach) */
 static PyObject *effect_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     PyObject *xs, *values;
@@ -44,8 +30,8 @@ static PyObject *effect_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     (void)keywords;
     if (!PyArg_ParseTuple(args, "O!Od", &PyList_Type, &xs, &values, &reach)) return NULL;
     Py_ssize_t known = PyList_Size(xs);
-    if (known < 1 || known > MOST_KNOWN) {
-        PyErr_SetString(PyExc_ValueError, "an effect is known somewhere, and not everywhere");
+    if (known < 1 || known > MOST_KNOWN || !(reach > 0)) {
+        PyErr_SetString(PyExc_ValueError, "an effect is known at 1 to 2^20 places, and reaches somewhere");
         return NULL;
     }
     self = (Effect *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
@@ -64,7 +50,7 @@ static PyObject *effect_new(PyTypeObject *type, PyObject *args, PyObject *keywor
         return NULL;
     }
     for (Py_ssize_t i = 0; i + 1 < known; i++)
-        self->scale[i] = isinf(reach) ? 0.0 : 1 / sinh((self->x[i + 1] - self->x[i]) / reach);
+        self->scale[i] = 1 / sinh((self->x[i + 1] - self->x[i]) / reach);
     return (PyObject *)self;
 }
 
@@ -79,7 +65,7 @@ static double at(const Effect *self, double x) {
     if (after == 0 || self->x[after] == x) return self->value[after] * exp(-(self->x[after] - x) / self->reach);
     double a = self->x[after - 1], b = self->x[after], scale = self->scale[after - 1];
     double left = self->value[after - 1], right = self->value[after];
-    if (scale == 0.0) return left + (right - left) * (x - a) / (b - a);
+    if (isinf(self->reach)) return left + (right - left) * (x - a) / (b - a);
     return (left * sinh((b - x) / self->reach) + right * sinh((x - a) / self->reach)) * scale;
 }
 

@@ -1,6 +1,7 @@
 /* Sums of regression trees: see aot/search/boosted.py. Trees that lead nowhere are a ValueError. */
 
 #include "native.h"
+#include "rounding.h"
 
 enum { MOST_FEATURES = 64, MOST_NODES = 1 << 20 };
 
@@ -31,12 +32,7 @@ static int is_side(const Trees *self, int side, uint32_t first) {
 }
 
 static int fill(Trees *self, PyObject *nodes, PyObject *leaves, PyObject *roots) {
-    for (uint32_t i = 0; i < self->leaves; i++) {
-        PyObject *given = PyList_GetItem(leaves, i);
-        if (given == NULL) return -1;
-        self->leaf[i] = PyFloat_AsDouble(given);
-        if (PyErr_Occurred()) return -1;
-    }
+    if (read_floats(leaves, self->leaf, self->leaves) < 0) return -1;
     for (uint32_t i = 0; i < self->nodes; i++) {
         Node *node = &self->node[i];
         PyObject *given = PyList_GetItem(nodes, i); /* NULL where reading one before has changed the list */
