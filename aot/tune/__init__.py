@@ -13,9 +13,10 @@ Of each signature, in order:
 2. `points` names M to time at: the manifest's and powers of two first, then where another function than the predicted
    best may save most, until 0.2% cannot be saved.
 3. `halving` times the likely functions at one M briefly, the better half longer, and the last four in turns with what
-   torch runs, for GEMMs cuBLAS. With `--sustained`, where operations take at least twice as long as bytes, those within
-   3% are timed also for 150 ms without pause, because an H200 then lowers its clock to what power allows; best is then
-   the least product of both times.
+   torch runs, for GEMMs cuBLAS. Where operations take at least twice as long as bytes, power bounds: after a pause the
+   clock is higher than later on, so the last four are timed after 50 ms of load. With `--sustained` those of them that
+   are within 3% are timed there also for 150 ms without pause, because an H200 then lowers its clock to what power
+   allows; best is then the least product of both times.
 4. `calibrate` predicts every function's time at every M from its estimate and all that was measured.
 5. `choose` keeps few functions, each within `--tolerance` of the best somewhere, and makes ranges of M of them. A
    change of function must save more than a prediction can tell.
