@@ -238,3 +238,9 @@ def test_the_license_is_there_in_full() -> None:
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License" in text
     assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_native_code_is_built_again_when_any_header_changes() -> None:
+    (module,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
+    for ends, said in ((".h", module["depends"]), (".c", module["sources"])):
+        assert said == sorted(f"runtime/native/{path.name}" for path in (ROOT / "runtime" / "native").glob(f"*{ends}"))

@@ -131,6 +131,9 @@ def test_native_code_that_adds_floats_rounds_as_python_does() -> None:
     sources = {path.name: path.read_text() for path in (ROOT / "runtime" / "native").glob("*.c")}
     adds = {name for name, text in sources.items() if re.search(r"[+*]=? .*\b(double|exp|sum)\b|\bsum \+=", text)}
     assert adds >= {"costs.c", "effects.c", "trees.c"}
+    pragmas = (ROOT / "runtime" / "native" / "rounding.h").read_text()
+    assert re.search(r"^#pragma STDC FP_CONTRACT OFF$", pragmas, re.M)
+    assert re.search(r'^#pragma GCC optimize\("fp-contract=off"\)$', pragmas, re.M)
     assert {name for name, text in sources.items() if '#include "rounding.h"' in text} == {
         "costs.c",
         "effects.c",

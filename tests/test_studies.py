@@ -245,7 +245,7 @@ def test_pages_say_what_on_slower_leaves() -> None:
     (of_h200, below, scattered, cases, worst), (of_h100, *others) = map(left_by_on_slower, (H200S, H100S))
     _, by_medians, _, of, _ = left_by_on_slower(BY_MEDIANS)
     share = f"{by_medians / of:.1%} of {of:,}"
-    said = f"On H100s it {of_h100.partition('; ')[0]}; by medians alone {share}."
+    said = f"On H100s it {of_h100.partition('; ')[0]}; in other draws, by medians alone, {share}."
     assert f"Over all M `on_slower` {of_h200} {said}" in text("benchmarks")
     slow = [[t / u < summarise_random.SLOWER for t, u in above_512(of)] for of in (BY_MEDIANS, H100S)]
     tuned = [f"{sum(of) / len(of):.0%}" for of in slow]

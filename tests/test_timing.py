@@ -119,14 +119,14 @@ def test_two_speeds_are_their_own() -> None:
     assert beside["a"].us / beside["b"].us == pytest.approx(1.06, rel=0.002)
 
 
-def test_spreads_are_those_of_samples() -> None:
+def test_spreads_are_those_of_what_was_taken() -> None:
     clock = [1.0, 1.1, 1.1, 1.0, 1.3]
     taken = {"a": Timing.of([9 * c for c in clock]), "b": Timing.of([10 * c for c in clock])}
     assert [timing.spread for timing in in_turns(taken).values()] == [timing.spread for timing in taken.values()]
 
 
 def test_without_turns_of_all_nothing_is_taken_out() -> None:
-    one = {"a": Timing.of([1.0, 2.0])}
+    one = {"a": Timing.of([1.0, 1.0, 2.0, 2.0, 2.0])}
     uneven = one | {"b": Timing.of([1.0, 2.0, 3.0])}
     bare = {"a": Timing(1.0, 0.1), "b": Timing(2.0, 0.1)}
     assert [in_turns(of) for of in ({}, one, uneven, bare)] == [{}, one, uneven, bare]

@@ -92,7 +92,7 @@ class GpuBench:
 
     def time(self, names: Collection[str], repeats: int, graph_us: float, settle_us: float = 0.0) -> dict[str, Timing]:
         """Time launches in turn, where power bounds after so long a load; or where that failed before, one after the
-        other and without it: what those share whom `in_turns` takes for a turn is then noise, and as small."""
+        other and without it."""
         time.sleep(max(0.0, self._backend.recovered_at - time.monotonic()))
         if not self._backend.careful:
             launches, settle_us = self._launches(names), settle_us if self.power_bound else 0.0

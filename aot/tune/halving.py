@@ -177,5 +177,7 @@ def _finals(bench: Bench, finalists: Sequence[str], options: TuneOptions) -> dic
 
 
 def _noise(timing: Timing) -> float:
-    """By about what share a time may be off: the spread of its samples over the root of how many there are."""
-    return timing.spread / math.sqrt(max(1, len(timing.samples)))
+    """By about what share a time may be off: how far its samples differ over the root of how many there are."""
+    if not timing.samples:
+        return timing.spread
+    return (max(timing.samples) - min(timing.samples)) / timing.us / math.sqrt(len(timing.samples))

@@ -16,10 +16,11 @@ _FEWEST_OF_A_MEDIAN = 4  # samples, to say how far off it may be
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds of one launch, and (largest - smallest) / median of the samples they are from.
+    """Microseconds of one launch, and (largest - smallest) / median of the samples that were taken.
 
-    `us` is the samples' median; where they have two speeds (`bimodal`) it is their mean, since a median would be either
-    of the two by chance. `samples` may be left out by what does not need them.
+    `us` is the median of `samples`; where these have two speeds it is their mean, since a median would be either of the
+    two by chance. `bimodal` says whether those that were taken have two. `samples` may be left out by what does not
+    need them; from `in_turns` they are without what turns share.
     """
 
     us: float
@@ -54,10 +55,11 @@ def in_turns(times: Mapping[str, Timing]) -> dict[str, Timing]:
         usual = statistics.median(timing.samples)
         off.append([sample / usual for sample in timing.samples])
     turns = [statistics.median(turn) for turn in zip(*off, strict=True)]
-    return {
-        name: replace(timing, us=Timing.of([us / of for us, of in zip(timing.samples, turns, strict=True)]).us)
-        for name, timing in times.items()
-    }
+    found = {}
+    for name, timing in times.items():
+        turned = Timing.of([sample / of for sample, of in zip(timing.samples, turns, strict=True)])
+        found[name] = replace(timing, us=turned.us, samples=turned.samples)
+    return found
 
 
 def deviation(samples: Sequence[float]) -> float:

@@ -56,7 +56,10 @@ static int fill(Trees *self, PyObject *nodes, PyObject *leaves, PyObject *roots)
     }
     for (uint32_t i = 0; i < self->roots; i++) {
         PyObject *given = PyList_GetItem(roots, i);
-        long root = given == NULL ? -1 : PyLong_AsLong(given);
+        if (given == NULL) return -1;
+        Py_INCREF(given);
+        long root = PyLong_AsLong(given);
+        Py_DECREF(given);
         if (PyErr_Occurred()) return -1;
         if (root < INT32_MIN || root > INT32_MAX || !is_side(self, (int)root, 0)) {
             PyErr_Format(PyExc_ValueError, "root %ld is no node or leaf", root);
