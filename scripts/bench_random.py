@@ -60,7 +60,7 @@ class Bench:
     """Measures cases on this machine's GPU.
 
     `libraries` are open archives by the name that results give them, `OURS` among them; `peers` other libraries;
-    `candidates` an archive of which every function is timed.
+    `candidates` an archive of which every function is timed. With `samples` results keep every sample, in microseconds.
     """
 
     def __init__(
@@ -70,9 +70,10 @@ class Bench:
         candidates: Any,
         l2_bytes: int,
         repeats: int,
+        samples: bool = False,
     ) -> None:
         self._libraries, self._peers, self._candidates = libraries, peers, candidates
-        self._l2_bytes, self._repeats = l2_bytes, repeats
+        self._l2_bytes, self._repeats, self._samples = l2_bytes, repeats, samples
         self._baselines: dict[Signature, tuple[str, Launch]] = {}  # the last: to compile one takes seconds
         self._names: dict[Signature, list[str]] = {}  # the last: to list variants takes a moment
 
@@ -99,11 +100,12 @@ class Bench:
         repeats = measure.whole_turns(len(everyone), self._repeats)
         floor = measure.expected_us(signature, m)
         settle_us = _SETTLE_US if measure.power_bound(signature, m) else 0.0
-        times = in_turns(
-            measure.time_interleaved(
-                everyone, operands, floor, repeats, _FINAL_GRAPH_US, lambda: None, settle_us, are_known
-            )
+        taken = measure.time_interleaved(
+            everyone, operands, floor, repeats, _FINAL_GRAPH_US, lambda: None, settle_us, are_known
         )
+        if self._samples:
+            result["samples"] = {name: [float(f"{us:.4g}") for us in t.samples] for name, t in taken.items()}
+        times = in_turns(taken)
         for contender, timing in times.items():
             if contender != _AGAIN and not contender.startswith(_CANDIDATE):
                 said[contender] |= {"us": round(timing.us, 3), "spread": round(timing.spread, 4)}
@@ -365,6 +367,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--least-m", type=int, default=1, metavar="M", help="leave out cases of fewer rows (1)")
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no case after this time (8)")
     parser.add_argument("--repeats", type=int, default=7, help="at least; until each has had each place as often")
+    parser.add_argument("--samples", action="store_true", help="keep every sample, turn by turn, as taken")
     parser.add_argument("--resume", type=Path, help="keep the results of this file and measure what it lacks")
     parser.add_argument(
         "--against", type=Path, help="another archive to time beside, such as one that nothing was tuned in"
@@ -445,7 +448,7 @@ def bench(options: argparse.Namespace) -> int:
     environments[gpu_id] = environment | {"commit": report.commit()}
     print(" ".join(f"{k}={v}" for k, v in {"seed": seed, **environment}.items()))
     print(header([*(n for n in libraries if n != OURS), *peers, *([BEST_OF] if candidates else [])]))
-    measured = Bench(libraries, peers, candidates, environment["l2_bytes"], options.repeats)
+    measured = Bench(libraries, peers, candidates, environment["l2_bytes"], options.repeats, options.samples)
 
     def run(case: Case) -> dict[str, Any]:
         found = measured.run(case) | {"gpu_id": gpu_id}

@@ -140,8 +140,10 @@ def test_a_time_is_that_beside_the_others_of_a_turn(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(measure, "time_interleaved", time_interleaved)
     monkeypatch.setattr(measure, "power_bound", lambda signature, rows: settle_us > 0)
-    said = run(case())["contenders"]
+    result = run(case(), samples=settle_us > 0)
+    said = result["contenders"]
     assert asked == [12, settle_us, bench_random.are_known]
+    assert result.get("samples", {}).get("torch") == ([10.0, 13.0, 11.0, 12.0, 10.0, 10.5] if settle_us else None)
     turned = in_turns({name: Timing.of([us[name] * c for c in clock][:: -1 if name == "ours" else 1]) for name in us})
     assert [said[name]["us"] for name in ("ours", "torch")] == [round(turned[name].us, 3) for name in ("ours", "torch")]
 

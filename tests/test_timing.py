@@ -27,7 +27,8 @@ Taken = Callable[[Mapping[str, Timing]], Mapping[str, Timing]]
 
 @cache
 def problems() -> list[tuple[int, Samples]]:
-    """M, and the samples of five contenders, turn by turn."""
+    """M, and the samples of five contenders, turn by turn, as `scripts/bench_random.py --samples` keeps them; these
+    were taken without load first."""
     found = json.loads(lzma.decompress((ROOT / "benchmarks" / "turns_h100.json.xz").read_bytes()))
     return [(case["m"], case["samples"]) for case in found["cases"]]
 
