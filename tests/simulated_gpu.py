@@ -141,7 +141,8 @@ class SimulatedBench:
             least = max(graph_us, 2 * us)
             self.gpu.busy_us += (repeats + 2) * least
             noise = self.gpu.noise * math.sqrt(1_000 / least)
-            luck = 0.67 if name in self.gpu.lucky and self._turn == 1 else 1.0
+            screened = self._turn == 1 and repeats < 4
+            luck = 0.67 if name in self.gpu.lucky and screened else 1.0
             found[name] = Timing.of([us * luck * math.exp(chance.gauss(0, noise)) for _ in range(repeats)])
         return found
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from aot.tune import calibrate, points
+from aot.tune import calibrate, points, session
 from aot.tune.calibrate import Calibration, Observation, Predictions
 from runtime import native
 from runtime.gemm.signature import Signature
@@ -79,9 +79,9 @@ def to_choose_by(predictions: Predictions) -> Callable[[str, int], float]:
 
 
 def looked_at(rounds: int, place: int) -> tuple[Regrets, Regrets]:
-    """The regrets at M that were looked at in so many rounds, by looks that are 1% off, and at others. Each fourth M is
-    one of those where the best 24 functions were measured, from `place` on, the first and the last too; two further is
-    a look."""
+    """The regrets at M that were looked at in so many rounds, and at others. Each fourth M is one of those where the
+    best 24 functions were measured, from `place` on, the first and the last too; two further is a look. Times of a look
+    are off by 5% together, as the clock scatters, and by 1.5% beside each other."""
     found, elsewhere, chance = list[float](), list[float](), random.Random(place)
     for of in at_random_m():
         ms = sorted(of.us)
@@ -92,10 +92,14 @@ def looked_at(rounds: int, place: int) -> tuple[Regrets, Regrets]:
         measured = Calibration(seen, estimates, family).of(of.signature)
         looks, predictions = dict[int, dict[str, float]](), measured
         for _ in range(rounds):
-            for m, (name,) in points.to_look_at(predictions, of.us[ms[0]], between, looks):
-                looks.setdefault(m, {})[name] = of.us[m][name] * math.exp(chance.gauss(0, 0.01))
-            seen = [Observation(of.signature, m, name, us) for m, at in looks.items() for name, us in at.items()]
-            predictions = measured.looked_at(seen)
+            for m, names in points.to_look_at(predictions, of.us[ms[0]], between, looks):
+                clock = chance.gauss(0, 0.05)
+                us = {name: of.us[m][name] * math.exp(clock + chance.gauss(0, 0.015)) for name in names}
+                us["torch"] = math.exp(clock + chance.gauss(0, 0.015))
+                looks[m] = dict(session._beside(looks.get(m, {}), us, "torch"))
+            taken = ((m, name, us) for m, at in looks.items() for name, us in at.items() if name != "torch")
+            seen = [Observation(of.signature, *look) for look in taken]
+            predictions = measured.looked_at(seen, lambda m: 0.05)
         found += [regret(of, m, to_choose_by(predictions)) for m in between]
         elsewhere += [regret(of, m, to_choose_by(predictions)) for m in ms if m not in known and m not in between]
     return found, elsewhere
@@ -132,9 +136,9 @@ def test_looks_between_the_points_halve_what_the_choice_is_behind_there() -> Non
         of_all = [looked_at(rounds, place) for place in range(4)]
         return [[x for of in of_all for x in of[which]] for which in (0, 1)]
 
-    (before, elsewhere_before), (looks, elsewhere) = after(0), after(4)
+    (before, elsewhere_before), (looks, elsewhere) = after(0), after(2)
     assert len(looks) > 90
-    assert mean(looks) < 0.55 * mean(before)
+    assert mean(looks) < 0.35 * mean(before)
     assert max(looks) < max(before)
     assert mean(elsewhere) < 1.1 * mean(elsewhere_before)
     assert (

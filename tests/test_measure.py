@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -48,16 +48,18 @@ def test_contenders_are_replayed_in_turns_once_all_are_captured(monkeypatch: pyt
     replayed: list[str] = []
 
     class Graph:
-        def __init__(self, name: str) -> None:
-            self.name = name
+        count = 4
 
-        def replay(self, timed: bool = True) -> None:
-            replayed.append(self.name if timed else ".")
+        def __init__(self, name: str) -> None:
+            self.name, self.events = name, list[Any]()
+
+        def replay(self, times: int = 1, timed: bool = True) -> None:
+            replayed.append(self.name * times if timed else ".")
 
         def timing(self) -> Timing:
             return Timing(1.0, 0.0)
 
-    monkeypatch.setattr(measure, "_capture", lambda contenders, *_: {name: Graph(name) for name in contenders})
+    monkeypatch.setattr(measure, "capture", lambda contenders, *_: {name: Graph(name) for name in contenders})
     monkeypatch.setattr(measure.torch.cuda, "synchronize", lambda: None)
     none: Any = None
     contenders = {"a": none, "b": none, "c": none}
@@ -70,6 +72,10 @@ def test_contenders_are_replayed_in_turns_once_all_are_captured(monkeypatch: pyt
     measure.time_interleaved(contenders, [], 1.0, 2, 1.0, lambda: None, 1e3, lambda found: next(rounds))
     assert "".join(replayed) == "......" + 2 * "......abccba", "none is timed on a GPU that was idle"
     measure._settle([], 1e12)  # nobody is waited for
+    replayed.clear()
+    clock = iter([10.0, 11.0])
+    measure.time_in_turn(cast(Any, {"a": Graph("a"), "b": Graph("b")}), 2, launches=5, warm_up=0)
+    assert "".join(replayed) == "aabbbbaa", "a sample has as many launches as are asked for"
 
 
 def test_nobody_is_timed_while_a_sustained_load_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +94,7 @@ def test_nobody_is_timed_while_a_sustained_load_begins(monkeypatch: pytest.Monke
         def timing(self) -> Timing:
             return Timing(1.0, 0.0)
 
-    monkeypatch.setattr(measure, "_capture", lambda contenders, *_: {name: Graph(name) for name in contenders})
+    monkeypatch.setattr(measure, "capture", lambda contenders, *_: {name: Graph(name) for name in contenders})
     monkeypatch.setattr(measure.torch.cuda, "synchronize", lambda: replayed.append(("|", 0.0, False)))
     measure.time_sustained(dict.fromkeys(us), [], 1.0, us, lambda: replayed.append(("!", 0.0, False)))  # type: ignore[arg-type]
     words = "".join(name.upper() if timed else name for name, _, timed in replayed)
@@ -167,24 +173,39 @@ def test_replays_are_announced_as_nobodys_unless_each_is_timed_alone(
     assert backend.log == (alone if careful else together)
 
 
-def test_load_comes_before_what_decides_where_power_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    settled: list[float] = []
+def test_where_power_bounds_graphs_are_captured_once_and_load_comes_before_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = Signature("bf16", "bf16", "bf16", "f32", "none", 8192, 8192)
+    captured, timed, alone = list[list[str]](), list[tuple[list[str], float, int]](), list[list[str]]()
 
-    def time_interleaved(launches: Any, *how: Any) -> dict[str, Timing]:
-        settled.append(how[5])
+    def capture(launches: Any, *_: Any) -> Any:
+        captured.append(list(launches))
+        return {name: SimpleNamespace(count=2) for name in launches if name != "fails"}
+
+    def time_in_turn(graphs: Any, repeats: int, settle_us: float, launches: int, warm_up: int) -> dict[str, Timing]:
+        timed.append((list(graphs), settle_us, launches))
+        return {name: Timing(1.0, 0.0) for name in graphs}
+
+    def time_interleaved(launches: Any, *_: Any) -> dict[str, Timing]:
+        alone.append(list(launches))
         return {name: Timing(1.0, 0.0) for name in launches}
 
+    monkeypatch.setattr(measure, "capture", capture)
+    monkeypatch.setattr(measure, "time_in_turn", time_in_turn)
     monkeypatch.setattr(measure, "time_interleaved", time_interleaved)
-    backend = Backend(f=lambda *given, stream: None, g=lambda *given, stream: None)
+    backend = Backend(**dict.fromkeys(("f", "g", "fails"), lambda *given, stream: None))
     backend.careful = False
-    large = Signature("bf16", "bf16", "bf16", "f32", "none", 8192, 8192)
     backend.baselines[large] = backend.baselines[SIGNATURE]
     for m in (16, 4096):
         bench = gpu.GpuBench(backend, large, m, [])
         assert bench.power_bound == (m == 4096)
-        halving.measure(bench, m, ["f", "g"], TuneOptions())
+        halving.measure(bench, m, ["f", "fails", "g"], TuneOptions())
         halving.glance(bench, ["f"])
-    assert settled == [0.0, 0.0, 0.0, 0.0, 50e3, 25e3]
+    everyone = ["f", "g", "torch.mm"]
+    assert alone == [["f", "fails", "g"], ["f", "fails", "g", "torch.mm"], ["f", "torch.mm"]]
+    assert [names for names in captured if names] == [["f", "fails", "g", "torch.mm"]]
+    assert timed == [(["f", "g"], 50e3, 1), (everyone, 10e3, 2), (["f", "torch.mm"], 25e3, 1)]
 
 
 def test_what_is_timed_after_a_sustained_load_waits_until_the_clock_is_back(monkeypatch: pytest.MonkeyPatch) -> None:

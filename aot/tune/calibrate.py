@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -51,9 +51,9 @@ _LEVELS = {
 _SCATTER, _NOISE = 0.05, 0.01
 _SCATTER_OCTAVES = 1.5
 # Standard deviations that a choice is on the safe side by. On an H200's times of 214 functions (five N x K in bf16, 26
-# random M from 65, those at seven known and single functions looked at up to four times at seven more), with trees, the
-# choice at the latter is 0.9% behind the best, without caution 1.1%, without looks 1.7%, and elsewhere 1.4% in each;
-# with 1.5 in place of 0.5 it is 0.8%, and elsewhere 1.7%.
+# random M from 65, those at seven known and one function at a time looked at, up to four, at seven more), with trees,
+# the choice at the latter is 0.9% behind the best, without caution 1.1%, without looks 1.7%, and elsewhere 1.4% in
+# each; with 1.5 in place of 0.5 it is 0.8%, and elsewhere 1.7%.
 _CAUTION = 0.5
 
 
@@ -116,20 +116,35 @@ class Predictions:
         self._known: dict[str, _Bearing] = {}
         self._looked: dict[str, _Effect] = {}
 
-    def looked_at(self, observations: Iterable[Observation]) -> Predictions:
-        """These, set right by times of single functions, at M where few others were timed.
+    def looked_at(
+        self, observations: Iterable[Observation], off: Callable[[int], float] = lambda m: 0.0
+    ) -> Predictions:
+        """These, set right by times of a few functions, at M where no others were timed.
 
-        How far such a time is from its prediction is taken for that function's own, as nothing tells it from what all
-        share there; at M where functions were measured beside each other it is nothing.
+        How far such a time is from its prediction is taken for that function's own, but for what all times at that M
+        are likely to be off by together, such as by the clock, if `off` is the standard deviation of that as a share;
+        at M where functions were measured beside each other it is nothing.
         """
         found = Predictions(self._signature, self._calibration)
-        ratios: dict[str, dict[float, float]] = {}
+        at_m: dict[int, dict[str, float]] = {}
         for _, m, name, us in observations:
-            ratios.setdefault(name, {})[math.log2(m)] = math.log(us / self.us(name, m))
+            at_m.setdefault(m, {})[name] = math.log(us / self.us(name, m))
+        ratios: dict[str, dict[float, float]] = {}
+        for m, of in at_m.items():
+            together = self._together(m, of, off(m))
+            for name, ratio in of.items():
+                ratios.setdefault(name, {})[math.log2(m)] = ratio - together
         for name, at in ratios.items():
             known = dict.fromkeys(self._of(name).known_at, 0.0) | at
             found._looked[name] = _Effect(sorted(known.items()), _LEVELS["one"].octaves)
         return found
+
+    def _together(self, m: int, ratios: Mapping[str, float], off: float) -> float:
+        """The log ratio at `m` that is likely to be of all these: the mean of a normal variable of deviation `off`,
+        where each is its sum with one of the deviation of a prediction."""
+        of_all = len(ratios) * off**2
+        own = math.fsum(self.uncertainty(name, m) ** 2 for name in ratios) / len(ratios)
+        return math.fsum(ratios.values()) / len(ratios) * of_all / (of_all + own)
 
     def _of(self, name: str) -> _Bearing:
         """The effects that bear on a function."""

@@ -14,13 +14,14 @@ from ..search.h200 import LOAD
 from .options import TuneOptions
 from .timing import Timing, in_turns
 
-_SCREEN_REPEATS, _SCREEN_GRAPH_US, _LONGEST_SCREEN_US = 2, 100.0, 400.0
+_SCREEN_REPEATS, _LOADED_REPEATS, _SCREEN_GRAPH_US, _LONGEST_SCREEN_US = 2, 3, 100.0, 400.0
 _FINAL_GRAPH_US = 1_000.0
 _GLANCE_REPEATS = 4
-# Of load before what decides. On H100s at the limit of their power five turns after a pause, 30 ms, are off what a
-# function takes over torch later on by 4.3%, and by 2.0% on average; the next five by 1.7%, and the five after these by
-# 1.0%.
-_FINAL_SETTLE_US, _GLANCE_SETTLE_US = 50e3, 25e3
+# Of load before times are taken where power bounds: before a screening; again, less, before finals, which follow at
+# once; and before a look, which follows another one. On H100s at the limit of their power five turns after a pause,
+# 30 ms, are off what a function takes over torch later on by 4.3%, and by 2.0% on average; the next five by 1.7%, and
+# the five after these by 1.0%.
+_SETTLE_US, _FINAL_SETTLE_US, _GLANCE_SETTLE_US = 50e3, 10e3, 25e3
 _HOPELESS = 1.15  # of the second best time of a screening, whatever its place
 _NEAR = 1.15  # of a function's time: torch, where it takes longer at all measured M, is not looked at between them
 _LOOKS = 2  # at finalists of whom none leads clearly
@@ -111,9 +112,10 @@ def _ratio(us: Mapping[str, float], before: Mapping[str, float]) -> float:
 def measure(bench: Bench, m: int, names: Sequence[str], options: TuneOptions) -> Measured | None:
     """Find the best of `names` at `m`; None if none can be launched."""
     screened: dict[str, float] = {}
-    left, graph_us = list(names), _SCREEN_GRAPH_US
+    left, graph_us, settle_us = list(names), _SCREEN_GRAPH_US, _SETTLE_US
+    repeats = _LOADED_REPEATS if bench.power_bound else _SCREEN_REPEATS
     while True:
-        us = {n: t.us for n, t in bench.time(left, _SCREEN_REPEATS, graph_us).items()}
+        us = {n: t.us for n, t in in_turns(bench.time(left, repeats, graph_us, settle_us)).items()}
         if not us:
             return None
         clock = _ratio(us, screened)
@@ -124,7 +126,7 @@ def measure(bench: Bench, m: int, names: Sequence[str], options: TuneOptions) ->
         left = hopeful[: max(options.finalists, math.ceil(len(hopeful) / 2))]
         if len(left) <= options.finalists:
             break
-        graph_us = min(2 * graph_us, _LONGEST_SCREEN_US)
+        graph_us, settle_us = min(2 * graph_us, _LONGEST_SCREEN_US), 0.0
     times = _finals(bench, left, options)
     finalists = [n for n in left if n in times]
     if not finalists:

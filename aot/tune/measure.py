@@ -220,17 +220,32 @@ def time_interleaved(
     Graphs hold two launches or more, unless one finds L2 cold without a second set of operands. A contender that cannot
     be launched at this shape (an `AotError`) is left out of the result.
     """
-    graphs = _capture(contenders, operands, floor_us, graph_us)
+    graphs = capture(contenders, operands, floor_us, graph_us)
     captured()
-    contenders_in_order = list(graphs.values())
-    _settle(contenders_in_order, settle_us)
+    return time_in_turn(graphs, repeats, settle_us, enough=enough)
+
+
+def time_in_turn(
+    graphs: Mapping[str, Contender],
+    repeats: int,
+    settle_us: float = 0.0,
+    launches: int = 1,
+    warm_up: int = _WARMUP_REPLAYS,
+    enough: Callable[[Mapping[str, Timing]], bool] = lambda found: True,
+) -> dict[str, Timing]:
+    """Time graphs as `time_interleaved` does, each sample of so many launches or more."""
+    contenders = list(graphs.values())
+    for graph in contenders:
+        graph.events.clear()
+    _settle(contenders, settle_us)
     while True:
-        for graph in contenders_in_order:
-            for _ in range(_WARMUP_REPLAYS):
+        for graph in contenders:
+            for _ in range(warm_up):
                 graph.replay(timed=False)
         for order in turns(len(graphs), repeats):
             for place in order:
-                contenders_in_order[place].replay()
+                graph = contenders[place]
+                graph.replay(math.ceil(launches / graph.count))
         torch.cuda.synchronize()
         found = {name: graph.timing() for name, graph in graphs.items()}
         if enough(found):
@@ -275,7 +290,7 @@ def time_sustained(
     `us` says what each takes, about. Nobody is timed while the load begins, and the first follows the last as each
     follows another. What is timed next finds the clock low, unless it waits for `RECOVER_S`.
     """
-    graphs = _capture(contenders, operands, floor_us, LOAD.sample_us / _GRAPHS_OF_A_SAMPLE)
+    graphs = capture(contenders, operands, floor_us, LOAD.sample_us / _GRAPHS_OF_A_SAMPLE)
     captured()
 
     def replay(name: str, graph: Contender, for_us: float, timed: bool) -> None:
@@ -291,10 +306,10 @@ def time_sustained(
     return {name: graph.timing() for name, graph in graphs.items()}
 
 
-def _capture(
+def capture(
     contenders: Mapping[str, Launch], operands: Sequence[OperandSet], floor_us: float, graph_us: float
 ) -> dict[str, Contender]:
-    """Each contender's graph, without those that cannot be launched."""
+    """Each contender's graph of about `graph_us`, without those that cannot be launched."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     count = min(max(math.ceil(graph_us / max(floor_us, ROOF.launch_us)), min(len(operands), 2)), MOST_LAUNCHES)

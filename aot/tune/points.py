@@ -20,6 +20,8 @@ _COARSE, _FAR = 4, 1.35
 # Standard deviations that a function may be behind the best by, and how many functions there may be, to be timed at one
 # of the first points, where little is known, and at an added one.
 _FIRST, _ADDED = (3.0, 40), (2.0, 16)
+# The same of a look between the points, and how many there are at least: of one alone the clock would tell as much.
+_LOOKED_AT, _BESIDE = (2.0, 6), 2
 # Where launches are long: as many as this time of screening is enough for, and no fewer than eight.
 _SCREENING_US, _LAUNCHES, _LEAST = 60_000.0, 8, 8
 _GLANCES_FROM, _SPARSE_FROM = 64, 1024  # no baseline was ever faster below the first
@@ -38,8 +40,12 @@ def first(tokens: Sequence[int]) -> list[int]:
 
 
 def budget(begun_with: int) -> int:
-    """How many points a signature may have in all, where `first` gave it so many: 27 for M of 1 to 8192."""
-    return begun_with + max(1, begun_with - 1)
+    """How many points a signature may have in all, where `first` gave it so many: 20 for M of 1 to 8192.
+
+    With twice as many more, in nine simulated tunings with looks between the points, the choice is behind the best by
+    0.52% instead of 0.54%, and a GPU is busy a sixth longer.
+    """
+    return begun_with + max(1, (begun_with - 1) // 2)
 
 
 def grid(least: int, most: int) -> list[int]:
@@ -90,13 +96,17 @@ def following(
 def to_look_at(
     predictions: Predictions, names: Collection[str], ms: Sequence[int], looks: Mapping[int, Collection[str]]
 ) -> tuple[tuple[int, tuple[str, ...]], ...]:
-    """At each of `ms` the function that is predicted to be the best; none where `looks` has it, or one that is
-    predicted to come as near as makes no difference."""
+    """At each of `ms` the functions that may be the best, of those that `looks` has not; none where it has the one that
+    is predicted to be, or one that is predicted to come as near as makes no difference."""
+    deviations, most = _LOOKED_AT
     found = []
     for m, us in zip(ms, _times(predictions, [(m, names) for m in ms]), strict=True):
-        best = min(us, key=lambda name: (us[name], name))
-        if not any(name in us and us[name] <= us[best] * (1 + _WORTH) for name in looks.get(m, ())):
-            found.append((m, (best,)))
+        seen, order = looks.get(m, ()), sorted(us, key=lambda name: (us[name], name))
+        least = us[order[0]]
+        if not any(name in us and us[name] <= least * (1 + _WORTH) for name in seen):
+            limit = least * (1 + deviations * predictions.uncertainty(order[0], m))
+            near = [name for name in order if us[name] <= limit or name in order[:_BESIDE]]
+            found.append((m, tuple(name for name in near if name not in seen)[:most]))
     return tuple(found)
 
 

@@ -20,10 +20,14 @@ from .calibrate import Calibration, Observation, Predictions
 from .halving import Measured
 from .jobs import Answer, Job
 from .pool import Pool
+from .roofline import power_bound
 
 # Every candidate is checked at these M besides those it is ranked for: one row, fewer than any tile, and ragged.
 CHECK_TOKENS = (1, 3, 17, 333)
-_ROUNDS = 4  # of looks between the points; in the later ones, at what is predicted to be the best by then
+# By what share the times of a look may be off together, as a standard deviation: by the clock, where power bounds, and
+# by how brief they are (`scripts/study_screening.py`).
+_CLOCK, _BRIEF = 0.05, 0.01
+_ROUNDS = 2  # of looks between the points; in the later one, where what is predicted to be the best was not looked at
 _LIKELY_USUAL = 1  # as so many measurements that load slows a function down as it does others
 _MANIFEST = 0.5  # of the longest row of candidates: a build ranks fewer at M that no manifest names
 
@@ -60,7 +64,11 @@ class Tuned:
                 if name in self.names and name not in self.rejected:
                     longer = slower.get(name, 1.0) if m > under_load else 1.0
                     looks.append(Observation(self.signature, m, name, us * scale * longer))
-        return predictions.looked_at(looks) if looks else predictions
+        return predictions.looked_at(looks, self._off) if looks else predictions
+
+    def _off(self, m: int) -> float:
+        """By what share all times of a look may be off together, as a standard deviation."""
+        return _CLOCK if power_bound(self.signature, m) else _BRIEF
 
     def _slower(self) -> dict[str, float]:
         """By what the score of each function that was timed under load is longer than its short time, beside those of
@@ -166,8 +174,8 @@ def tune(entry: Entry, pool: Pool, seen: Mapping[int, int] | None = None) -> Gen
 def _look(
     tuned: Tuned, pool: Pool, check: Callable[[Sequence[str]], Generator[Job, Answer, None]]
 ) -> Generator[Job, Answer, None]:
-    """Look briefly at what is predicted to be the best between the points. What was predicted to be the best of many is
-    mostly predicted too well, which a look sets right, and so finds what is."""
+    """Look briefly at what may be the best between the points, beside each other. What was predicted to be the best of
+    many is mostly predicted too well, which a look sets right, and so finds what is."""
     ms = points.between([found.m for found in tuned.measured])
     for _ in range(_ROUNDS):
         wanted = points.to_look_at(tuned.predictions(pool), tuned.right(), ms, tuned.looks) if tuned.right() else ()
