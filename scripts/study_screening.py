@@ -127,20 +127,24 @@ def rms(values: Sequence[float]) -> float:
 
 def summarise(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For problems that power bounds and others: by how much times of a way are off, root mean square; two of a way
-    beside each other; and by how much all functions of a look are off together."""
+    beside each other; and by how much all functions of a look are off together. A file may lack some ways."""
     lines = []
     for bound in (True, False):
-        of = [case for case in cases if case["power_bound"] is bound]
-        if not of:
-            continue
-        line: dict[str, Any] = {"power_bound": bound, "problems": len(of)}
+        line: dict[str, Any] = {"power_bound": bound}
         for way in WAYS:
-            line[way] = round(rms([e for case in of for e in errors(case, way)]), 4)
-        for way in WAYS[:2]:
-            line[f"{way}, twice"] = round(rms([e for case in of for e in errors(case, way, beside=way)]), 4)
-        line["look, together"] = round(statistics.pstdev(off_together(case, "look") for case in of), 4)
-        lines.append(line)
+            if of := [case for case in cases if case["power_bound"] is bound and way in case["us"]]:
+                line[way] = {"problems": len(of), "off": _rms(of, way)}
+                if len(of[0]["us"][way]) > 1:
+                    line[way]["twice"] = _rms(of, way, beside=way)
+                else:
+                    line[way]["together"] = round(statistics.pstdev(off_together(case, way) for case in of), 4)
+        if len(line) > 1:
+            lines.append(line)
     return lines
+
+
+def _rms(cases: Sequence[Mapping[str, Any]], way: str, beside: str = "long") -> float:
+    return round(rms([error for case in cases for error in errors(case, way, beside=beside)]), 4)
 
 
 def main() -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
@@ -145,6 +146,39 @@ def test_looks_between_the_points_halve_what_the_choice_is_behind_there() -> Non
         f"the choice is {mean(looks):.1%} behind the best at M that were looked at, without looks {mean(before):.1%}, "
         f"and at M a fifth away {mean(elsewhere):.1%} and {mean(elsewhere_before):.1%} ("
     ) in choosing()
+
+
+def test_what_a_look_is_off_by_together_is_mostly_taken_for_the_clock() -> None:
+    of = at_random_m()[0]
+    low, middle, high = sorted(of.us)[5:8]
+    names = sorted(of.us[low], key=of.us[low].__getitem__)[:6]
+    measured = Calibration(observations(of, [low, high]), estimates, family).of(of.signature)
+    own = dict(zip(names, (1.04, 0.97, 1.0, 0.99, 1.02, 0.98), strict=True))
+    seen = [Observation(of.signature, middle, n, 1.1 * ratio * measured.us(n, middle)) for n, ratio in own.items()]
+
+    def ratios(off: float) -> list[float]:
+        looked = measured.looked_at(seen, lambda m: off)
+        return [looked.us(name, middle) / measured.us(name, middle) for name in names]
+
+    alone, together = ratios(0.0), ratios(0.05)
+    assert alone == pytest.approx([1.1 * ratio for ratio in own.values()])
+    assert statistics.geometric_mean(together) < 1.02
+    assert [ratio / together[0] for ratio in together] == pytest.approx([ratio / alone[0] for ratio in alone])
+
+
+def test_a_look_is_at_what_may_be_the_best_and_at_two_or_more() -> None:
+    of = at_random_m()[0]
+    low, middle, high = sorted(of.us)[5:8]
+    measured = Calibration(observations(of, [low, high]), estimates, family).of(of.signature)
+    order = sorted(of.us[low], key=lambda name: measured.us(name, middle))
+    ((m, names),) = points.to_look_at(measured, of.us[low], [middle], {})
+    assert (m, list(names)) == (middle, order[: len(names)])
+    assert 2 <= len(names) <= 6
+    far = [order[0], *[n for n in order if measured.us(n, middle) > 1.5 * measured.us(order[0], middle)][:3]]
+    assert points.to_look_at(measured, far, [middle], {}) == ((middle, tuple(far[:2])),)
+    assert points.to_look_at(measured, order, [middle], {middle: {order[0]: 1.0}}) == ()
+    ((_, others),) = points.to_look_at(measured, order, [middle], {middle: {order[-1]: 1.0}})
+    assert others == names
 
 
 def test_at_an_m_that_was_looked_at_the_prediction_is_what_was_seen_and_measured_ones_stay() -> None:

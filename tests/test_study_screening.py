@@ -17,6 +17,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 
 import study_screening as study
 
+from aot.tune import roofline, session
+from runtime.gemm.signature import Signature
+
+from .command_line import ROOT
+from .pages import choosing
+
 Times = Sequence["float | None"]
 
 
@@ -43,13 +49,41 @@ def case(bound: bool, paused: Sequence[Times], look: Times) -> dict[str, Any]:
 def test_times_are_compared_beside_each_other_and_a_look_together() -> None:
     faster = [9.0, 18.0, 27.0 * math.exp(0.03)]
     (bound,) = study.summarise([case(True, [faster, [9.0, 18.0, 27.0]], [11.0, 22.0, None])])
-    assert bound["paused"] == pytest.approx(0.03 / math.sqrt(3), abs=1e-4)
-    assert bound["paused, twice"] == bound["paused"]
-    assert (bound["loaded"], bound["look"], bound["look, together"]) == (0.0, 0.0, 0.0)
-    together = study.off_together(case(True, [faster] * 2, [11.0, 22.0, None]), "look")
-    assert together == pytest.approx(math.log(1.1))
+    off = pytest.approx(0.03 / math.sqrt(3), abs=1e-4)
+    assert bound["paused"] == {"problems": 1, "off": off, "twice": off}
+    assert bound["loaded"] == {"problems": 1, "off": 0.0, "twice": 0.0}
+    assert bound["look"] == {"problems": 1, "off": 0.0, "together": 0.0}
+    assert study.off_together(case(True, [faster] * 2, [11.0, 22.0, None]), "look") == pytest.approx(math.log(1.1))
 
 
-def test_problems_that_power_bounds_are_told_apart() -> None:
-    lines = study.summarise([case(of, [[1.0, 2.0, 3.0]] * 2, [1.0, 2.0, 3.0]) for of in (True, False, False)])
-    assert [(line["power_bound"], line["problems"]) for line in lines] == [(True, 1), (False, 2)]
+def test_problems_that_power_bounds_are_told_apart_and_ways_may_lack() -> None:
+    cases = [case(of, [[1.0, 2.0, 3.0]] * 2, [1.0, 2.0, 3.0]) for of in (True, False, False)]
+    del cases[2]["us"]["look"]
+    lines = study.summarise(cases)
+    assert [(line["power_bound"], line["paused"]["problems"], line["look"]["problems"]) for line in lines] == [
+        (True, 1, 1),
+        (False, 2, 1),
+    ]
+    assert [line["power_bound"] for line in study.summarise(cases[1:])] == [False]
+
+
+def test_pages_and_constants_say_what_an_h100_showed() -> None:
+    results = study.read(ROOT / "benchmarks" / "screening_h100.json.xz")["results"]
+    bound, other = study.summarise(results)
+    paused, loaded, look = (bound[way] for way in study.WAYS)
+    assert (
+        f"one beside the others is {paused['off']:.1%} off what it takes in long runs, though two such screenings "
+        f"differ by {paused['twice']:.1%}; under load it is {loaded['off']:.1%} off, and in looks between the points "
+        f"{look['off']:.1%}, while all times of a look are off by {look['together']:.1%} together "
+        f"({paused['problems']}, {loaded['problems']} and {look['problems']} problems from M = 290;"
+    ) in choosing()
+    assert look["together"] == pytest.approx(session._CLOCK, abs=0.005)
+    said = " ".join((ROOT / "aot" / "tune" / "roofline.py").read_text().replace("\n#", "").split())
+    total = paused["problems"] + other["paused"]["problems"]
+    assert f"Of {total} problems on an H100" in said
+    assert f"by {paused['off']:.1%} above this (root mean square), and by {other['paused']['off']:.1%} below" in said
+    for case in results:
+        signature = Signature.of_key(case["signature"])
+        assert signature is not None
+        assert roofline.power_bound(signature, case["m"]) is case["power_bound"]
+        assert case["m"] >= 290 or not case["power_bound"]
