@@ -1,8 +1,8 @@
 """Archives made of archives: one without a part of itself, or two in one. Compiles nothing and measures nothing.
 
-`contents` takes an archive apart into what its tables say, `pruned` and `merged` choose among that, and `write` makes a
-file of it with the functions that are named. Tables that this version does not know are kept where nothing is taken
-away, since nobody knows what they speak of.
+`contents` takes an archive apart into what its tables say, `pruned`, `beside` and `merged` choose among that, and
+`write` makes a file of it with the functions that are named. Tables that this version does not know are kept where
+nothing is taken away, since nobody knows what they speak of.
 """
 
 from __future__ import annotations
@@ -159,24 +159,28 @@ def _without(environments: Iterable[dict[str, Any]], functions: set[str]) -> lis
     ]
 
 
-def merged(one: Contents, other: Contents) -> Contents:
-    """What both hold. Of an entry for the same signature, target and kind of GPU, and of a form, that of the `other`
-    stands, without what the one's was tuned by; the build table has the tools of the `other`, the models of both, and
-    nothing that `aot build` was asked."""
-    taken = {_key(row) for row in other.rows}
-    rows = [*(row for row in one.rows if _key(row) not in taken), *other.rows]
-    new = {form.key for form in other.forms}
-    both = [*(form for form in one.forms if form.key not in new), *other.forms]
-    served = {(row.signature.key(), row.target) for row in rows}
+def beside(one: Contents, other: Contents) -> Contents:
+    """What stays of `one` where it is merged with the `other`: entries for another signature, target or kind of GPU,
+    other forms, and what these were tuned by."""
+    taken, new = {_key(row) for row in other.rows}, {form.key for form in other.forms}
+    rows = [row for row in one.rows if _key(row) not in taken]
+    served = {(row.signature.key(), row.target) for row in (*rows, *other.rows)}
     gone = {(form.name, form.source.target) for form in one.forms if form.key in new}
     tunings = [t for t in one.tunings if (t["signature"], t["target"]) in served or not gone.intersection(_served(t))]
+    return replace(one, rows=rows, forms=[form for form in one.forms if form.key not in new], tunings=tunings)
+
+
+def merged(one: Contents, other: Contents) -> Contents:
+    """What both hold, where `one` is what stays of it `beside` the other; the build table has the tools of the `other`,
+    the models of both, and nothing that `aot build` was asked."""
+    rows = [*one.rows, *other.rows]
     found = Contents(
         rows,
-        both,
+        [*one.forms, *other.forms],
         {**one.others, **other.others},
-        _merged_build(one.build, other.build, served),
+        _merged_build(one.build, other.build, {(row.signature.key(), row.target) for row in rows}),
         [*one.environments, *(row for row in other.environments if row not in one.environments)],
-        [*(t for t in tunings if t not in other.tunings), *other.tunings],
+        [*(t for t in one.tunings if t not in other.tunings), *other.tunings],
         {**one.unknown, **other.unknown},
     )
     in_tables = replace(found, others={}).functions()
@@ -204,17 +208,18 @@ def _merged_build(one: Build, other: Build, served: set[tuple[str, str]]) -> Bui
     )
 
 
-def write(path: str | os.PathLike[str], archives: Sequence[Archive], of: Contents) -> None:
-    """Write an archive of `of`, with functions of these archives.
+def write(path: str | os.PathLike[str], parts: Sequence[tuple[Archive, Contents]], of: Contents) -> None:
+    """Write an archive of `of`, whose functions are those that each part names, of its archive.
 
     Raises:
-        RepackError: two have other code of one name.
+        RepackError: two parts have other code of one name.
         AotError: the file cannot be written, or readers would refuse a table.
     """
-    _require_same_code(archives, of.functions())
+    _require_same_code(parts)
     package, targets = Package(), dict[str, str]()
-    for archive in archives:
-        names = [name for name in archive.functions if name in of.functions()]
+    for archive, part in parts:
+        named = part.functions()
+        names = [name for name in archive.functions if name in named]
         package.add_archive(archive, names)
         targets |= {name: archive.entry(name).target for name in names}
     for name, obj in of.unknown.items():
@@ -231,11 +236,11 @@ def write(path: str | os.PathLike[str], archives: Sequence[Archive], of: Content
     package.write(path)
 
 
-def _require_same_code(archives: Sequence[Archive], names: set[str]) -> None:
-    """Refuse archives of which two have functions of one name and other code."""
+def _require_same_code(parts: Iterable[tuple[Archive, Contents]]) -> None:
+    """Refuse archives of which two have functions of one name and other code, where both are named."""
     first: dict[str, Archive] = {}
-    for archive in archives:
-        for name in names & set(archive.functions):
+    for archive, part in parts:
+        for name in part.functions() & set(archive.functions):
             other = first.setdefault(name, archive)
             have, wanted = (a.blob_entry(a.entry(name).record).sha256 for a in (archive, other))
             if have != wanted:

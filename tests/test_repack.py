@@ -173,3 +173,31 @@ def test_other_code_of_one_name_is_refused(run: Run, path: Path) -> None:
     result = run("merge", path, path.parent / "other.aot", "-o", path.parent / "out.aot")
     assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
     assert f"has other code of {OTHER} than" in result.err
+
+
+def test_code_that_only_displaced_entries_need_gives_way(run: Run, path: Path) -> None:
+    """As where layers were built and tuned again with newer kernels; not where one that stays needs it, too."""
+    part, out = path.parent / "part.aot", path.parent / "out.aot"
+    assert run("prune", path, "-o", part, "--gemm", "qkv").status == 0
+
+    def newer(of: Path) -> Path:
+        package = Package()
+        with Archive.open(of) as archive:
+            for name in archive.functions:
+                record = archive.record(name)
+                record["kernels"][0]["registers"] += 8 * (name != OTHER)
+                package.add_function(record, cubin(name))
+            package.set_table("gemm", archive.table("gemm"))
+        package.write(of.parent / "newer.aot")
+        return of.parent / "newer.aot"
+
+    def registers(of: Path) -> dict[str, int]:
+        with Archive.open(of) as archive:
+            return {name: archive.record(name)["kernels"][0]["registers"] for name in archive.functions}
+
+    assert run("merge", path, newer(path), "-o", out).status == 0
+    now, before = registers(out), registers(path)
+    assert now == {name: count + 8 * (name != OTHER) for name, count in before.items()}
+    refused = run("merge", path, newer(part), "-o", out, "--force")
+    assert refused.status == 2
+    assert "has other code of" in refused.err

@@ -24,11 +24,13 @@ def command(
 ) -> None:
     """Write what A and B hold into one archive. Of an entry for the same signature, target and kind of GPU, that of B
     stands, and so does its form of the same words and target."""
-    from ...repack import contents, merged, write
+    from ...repack import beside, contents, merged, write
 
     refuse_outputs(output, [one, other])
     require_replaceable(output, force, keep_tuned=True)
     with open_archive(one) as first, open_archive(other) as second:
-        write(output, [first, second], merged(contents(first), contents(second)))
+        new = contents(second)
+        stays = beside(contents(first), new)
+        write(output, [(first, stays), (second, new)], merged(stays, new))
         before = len(first.functions) + len(second.functions), first.file_bytes + second.file_bytes
     print_written(output, before, as_json)

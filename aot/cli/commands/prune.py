@@ -33,6 +33,6 @@ def command(
     require_replaceable(output, force, keep_tuned=True)
     with open_archive(archive) as opened:
         left = pruned(str(archive), contents(opened), wanted)
-        write(output, [opened], left)
+        write(output, [(opened, left)], left)
         before = len(opened.functions), opened.file_bytes
     print_written(output, before, as_json)
