@@ -69,10 +69,10 @@ def study(library: Any, signature: Signature, m: int, names: Sequence[str], l2_b
     us: dict[str, list[dict[str, float]]] = {}
     for way in ("paused", "loaded") * 2:
         time.sleep(_PAUSE_S)
-        graphs = measure.capture(launches, operands, floor, _BRIEF_GRAPH_US)
         if way == "paused":
-            found = measure.time_in_turn(graphs, _PAUSED)
+            found = measure.time_interleaved(launches, operands, floor, _PAUSED, _BRIEF_GRAPH_US)
         else:
+            graphs = measure.capture(launches, operands, floor, max(_BRIEF_GRAPH_US, len(operands) * floor))
             found = measure.time_in_turn(graphs, _LOADED, _LOAD_US, warm_up=0)
         us.setdefault(way, []).append({name: t.us for name, t in in_turns(found).items()})
     graphs = measure.capture(launches | of_torch, operands, floor, _LONG_GRAPH_US)
@@ -88,7 +88,7 @@ def study(library: Any, signature: Signature, m: int, names: Sequence[str], l2_b
     samples = {name: iter(graph.timing().samples) for name, graph in graphs.items()}
     long = steady([(name, next(samples[name])) for name in order])
     few = {name: launches[name] for name in names[:_OF_A_LOOK]} | of_torch
-    graphs = measure.capture(few, operands, floor, _BRIEF_GRAPH_US)
+    graphs = measure.capture(few, operands, floor, max(_BRIEF_GRAPH_US, len(operands) * floor))
     look = in_turns(measure.time_in_turn(graphs, _LOOKED, _LOOK_LOAD_US, warm_up=0))
     us |= {"look": [{name: t.us for name, t in look.items()}], "long": [long]}
     everyone = [name for name in (*names, "torch") if name in long]
@@ -110,8 +110,7 @@ def errors(case: Mapping[str, Any], way: str, turn: int = 0, beside: str = "long
     taken = case["us"][way][turn]
     truth = case["us"]["long"][0] if beside == "long" else case["us"][way][turn + 1]
     found = [math.log(us / of) for us, of in zip(taken, truth, strict=True) if us and of]
-    usual = statistics.median(found)
-    return [error - usual for error in found]
+    return [error - statistics.median(found) for error in found]
 
 
 def off_together(case: Mapping[str, Any], way: str) -> float:
@@ -171,6 +170,7 @@ def main() -> int | None:
         found = list(variants(signature, library.functions).values())
         first = rank.shortlist(found, [(signature, m)], TARGET, _FUNCTIONS).candidates[signature, m]
         results.append(study(library, signature, m, [v.name() for v in first], environment["l2_bytes"]))
+        library.forget_captures()  # their graphs are gone
     for line in summarise(results):
         print(json.dumps(line))
     write(options.out, environment, summary=summarise(results), results=results)

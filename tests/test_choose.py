@@ -22,7 +22,7 @@ from aot.tune.calibrate import Calibration, Predictions
 from aot.tune.choose import Times, completed, cover, group_ends, predicted, ranges, serving, where_faster
 from aot.tune.jobs import Job
 from aot.tune.options import TuneOptions
-from aot.tune.roofline import expected_us
+from aot.tune.roofline import expected_us, power_bound
 from aot.tune.session import Tuned
 from aot.tune.timing import Timing
 from aot.tune.worker import do
@@ -307,6 +307,24 @@ def test_a_look_that_finds_what_was_predicted_changes_no_order(load: float) -> N
     tuned.looks[700] = {a: before.us(a, 700) * brief, BASELINE: 1.0}
     after = tuned.predictions(pool)
     assert [after.us(n, 700) for n in (a, b)] == pytest.approx([before.us(n, 700) for n in (a, b)])
+
+
+@pytest.mark.parametrize(("m", "bound"), [(100, False), (700, True)])
+def test_a_clock_that_all_of_a_look_share_is_no_functions_own_where_power_bounds(m: int, bound: bool) -> None:
+    (signature, _), names = (of := archive_of_llama()[QKV])[:2], of.names[:4]
+    assert power_bound(signature, m) is bound
+    pool, us = pool_of(archive_of_llama()), {name: 100.0 + i for i, name in enumerate(names)}
+
+    def at(m: int) -> halving.Measured:
+        taken = tuple((n, Timing(t * m, 0.0)) for n, t in us.items())
+        return halving.Measured(m, taken, BASELINE, Timing(100.0, 0.0), 4, {}, {n: t * m for n, t in us.items()})
+
+    tuned = Tuned(signature, list(names), [at(64), at(1024)])
+    before = tuned.predictions(pool)
+    tuned.looks[m] = {n: 1.1 * before.us(n, m) for n in names}
+    after = tuned.predictions(pool)
+    slower = [after.us(n, m) / before.us(n, m) for n in names]
+    assert all(1.0 < ratio < 1.03 for ratio in slower) if bound else all(ratio > 1.05 for ratio in slower)
 
 
 def test_torch_is_compared_at_looks_of_functions_that_may_serve_alone() -> None:

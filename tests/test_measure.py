@@ -55,9 +55,10 @@ def test_contenders_are_replayed_in_turns_once_all_are_captured(monkeypatch: pyt
 
         def replay(self, times: int = 1, timed: bool = True) -> None:
             replayed.append(self.name * times if timed else ".")
+            self.events += [times] * timed
 
         def timing(self) -> Timing:
-            return Timing(1.0, 0.0)
+            return Timing.of([1.0] * len(self.events))
 
     monkeypatch.setattr(measure, "capture", lambda contenders, *_: {name: Graph(name) for name in contenders})
     monkeypatch.setattr(measure.torch.cuda, "synchronize", lambda: None)
@@ -73,9 +74,12 @@ def test_contenders_are_replayed_in_turns_once_all_are_captured(monkeypatch: pyt
     assert "".join(replayed) == "......" + 2 * "......abccba", "none is timed on a GPU that was idle"
     measure._settle([], 1e12)  # nobody is waited for
     replayed.clear()
-    clock = iter([10.0, 11.0])
-    measure.time_in_turn(cast(Any, {"a": Graph("a"), "b": Graph("b")}), 2, launches=5, warm_up=0)
-    assert "".join(replayed) == "aabbbbaa", "a sample has as many launches as are asked for"
+    clock = iter([10.0, 11.0] * 2)
+    graphs = cast(Any, {"a": Graph("a"), "b": Graph("b")})
+    for _ in range(2):
+        found = measure.time_in_turn(graphs, 2, launches=5, warm_up=0)
+        assert [len(of.samples) for of in found.values()] == [2, 2], "of this call alone"
+    assert "".join(replayed) == 2 * ".aabbbbaa", "a sample has as many launches as are asked for, and a busy GPU"
 
 
 def test_nobody_is_timed_while_a_sustained_load_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,12 +159,17 @@ def test_an_error_of_the_device_is_the_functions_own_only_while_the_context_live
 def test_replays_are_announced_as_nobodys_unless_each_is_timed_alone(
     monkeypatch: pytest.MonkeyPatch, careful: bool
 ) -> None:
-    def time_interleaved(launches: Any, operands: Any, floor: float, repeats: int, graph: float, *more: Any) -> Any:
+    settled = list[float]()
+
+    def time_interleaved(
+        launches: Any, operands: Any, floor: float, repeats: int, graph: float, *more: Any, settle_us: float = 0.0
+    ) -> Any:
         for launch in launches.values():
             launch(OPERANDS)
         for captured in more[:1]:
             captured()
         backend.log.append("replay")
+        settled.append(settle_us)
         return {name: Timing(1.0, 0.0) for name in launches}
 
     monkeypatch.setattr(measure, "time_interleaved", time_interleaved)
@@ -171,20 +180,28 @@ def test_replays_are_announced_as_nobodys_unless_each_is_timed_alone(
     alone = [("f", 64), "replay", ("g", 64), "replay", ("", 64), "torch.mm", "replay"]
     together = [("f", 64), ("g", 64), ("", 64), "torch.mm", ("", 64), "replay"]
     assert backend.log == (alone if careful else together)
+    assert set(settled) == {0.0}
+    if careful:
+        bench = gpu.GpuBench(backend, SIGNATURE, 64, [])
+        bench.power_bound = True
+        bench.time(["f"], 2, 100.0)
+        assert settled[-1] == 25e3, "as its neighbours that are timed in turn after load"
 
 
 def test_where_power_bounds_graphs_are_captured_once_and_load_comes_before_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     large = Signature("bf16", "bf16", "bf16", "f32", "none", 8192, 8192)
-    captured, timed, alone = list[list[str]](), list[tuple[list[str], float, int]](), list[list[str]]()
+    captured, timed, alone = list[list[str]](), list[tuple[list[str], int, float, int]](), list[list[str]]()
 
-    def capture(launches: Any, *_: Any) -> Any:
+    def capture(launches: Any, operands: Any, floor_us: float, graph_us: float) -> Any:
         captured.append(list(launches))
+        assert graph_us >= len(operands) * floor_us, "a graph reads all operands"
         return {name: SimpleNamespace(count=2) for name in launches if name != "fails"}
 
     def time_in_turn(graphs: Any, repeats: int, settle_us: float, launches: int, warm_up: int) -> dict[str, Timing]:
-        timed.append((list(graphs), settle_us, launches))
+        timed.append((list(graphs), repeats, settle_us, launches))
+        assert not warm_up
         return {name: Timing(1.0, 0.0) for name in graphs}
 
     def time_interleaved(launches: Any, *_: Any) -> dict[str, Timing]:
@@ -198,14 +215,14 @@ def test_where_power_bounds_graphs_are_captured_once_and_load_comes_before_times
     backend.careful = False
     backend.baselines[large] = backend.baselines[SIGNATURE]
     for m in (16, 4096):
-        bench = gpu.GpuBench(backend, large, m, [])
+        bench = gpu.GpuBench(backend, large, m, [OPERANDS] * 3)
         assert bench.power_bound == (m == 4096)
         halving.measure(bench, m, ["f", "fails", "g"], TuneOptions())
         halving.glance(bench, ["f"])
     everyone = ["f", "g", "torch.mm"]
     assert alone == [["f", "fails", "g"], ["f", "fails", "g", "torch.mm"], ["f", "torch.mm"]]
     assert [names for names in captured if names] == [["f", "fails", "g", "torch.mm"]]
-    assert timed == [(["f", "g"], 50e3, 1), (everyone, 10e3, 2), (["f", "torch.mm"], 25e3, 1)]
+    assert timed == [(["f", "g"], 3, 50e3, 1), (everyone, 5, 10e3, 2), (["f", "torch.mm"], 4, 25e3, 1)]
 
 
 def test_what_is_timed_after_a_sustained_load_waits_until_the_clock_is_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,6 +164,27 @@ def test_finalists_are_compared_without_what_their_turns_share() -> None:
     assert times["against"].us / times["ours"].us != beside(three, dict)
 
 
+def test_screenings_of_functions_that_power_bounds_are_three_turns_without_what_these_share() -> None:
+    of = max(
+        (of for m, of in problems() if m >= 512),
+        key=lambda of: abs(math.log(beside(two_of(of), in_turns, 3) / beside(of, dict, 3))),
+    )
+
+    class Recorded:
+        baseline, power_bound = "torch", True
+
+        def time(self, names: Collection[str], repeats: int, *_: float) -> dict[str, Timing]:
+            return {name: timing for name, timing in part(of, 0, repeats).items() if name in names}
+
+        def sustained(self, us: Mapping[str, float]) -> dict[str, Timing]:
+            raise AssertionError("nobody asked for it")
+
+    found = halving.measure(Recorded(), 512, ["ours", "against"], TuneOptions(finalists=2))
+    assert found is not None
+    two = two_of(of)
+    assert found.screened["against"] / found.screened["ours"] == beside(two, in_turns, 3) != beside(two, dict, 3)
+
+
 def test_looks_are_four_turns_without_what_these_share() -> None:
     of = max(
         (of for m, of in problems() if m >= 512),
@@ -187,6 +208,10 @@ def test_looks_are_four_turns_without_what_these_share() -> None:
     assert asked == [4]
     two = {name: of[name] for name in ("ours", "against")}
     assert us["against"] / us["ours"] == beside(two, in_turns, 4) != beside(two, dict, 4)
+
+
+def two_of(of: Samples) -> Samples:
+    return {name: of[name] for name in ("ours", "against")}
 
 
 def beside(of: Samples, taken: Taken, turns: int = TURNS) -> float:

@@ -13,17 +13,17 @@ Of each signature, in order:
 2. `points` names M to time at: the manifest's and powers of two first, then where another function than the predicted
    best may save most, until 0.2% cannot be saved.
 3. `halving` times the likely functions at one M briefly, the better half longer, and the last four in turns with what
-   torch runs, for GEMMs cuBLAS. Where operations take longer than bytes by more than a seventh, power bounds: after a
-   pause the clock is higher than later on, and not as much to the good of each, so all of a point is timed under load.
-   With `--sustained` those of the last four that are within 3% are timed there also for 150 ms without pause, because
-   an H200 then lowers its clock to what power allows; best is then the least product of both times.
+   torch runs, for GEMMs cuBLAS. Where operations take 1.15 times as long as bytes or longer, power bounds: after a
+   pause the clock is higher than later on, from which functions gain unequally, so all of a point is timed after a
+   brief load. With `--sustained` those of the last four that are within 3% are timed there also for 150 ms without
+   pause, because an H200 then lowers its clock to what power allows; best is then the least product of both times.
 4. `calibrate` predicts every function's time at every M from its estimate and all that was measured.
-5. Between the points, where torch came near the best somewhere, the likeliest functions are looked at beside each other
-   and torch: of many predictions the best is mostly too good.
+5. Of a GEMM that torch came near to somewhere, the likeliest functions are looked at beside each other and torch, at M
+   between those points: of many predictions the best is mostly too good.
 6. `choose` keeps few functions, each within `--tolerance` of the best somewhere, and makes ranges of M of them. A
    change of function must save more than a prediction can tell.
-7. What will serve and was not looked at is timed briefly beside torch, between the same points: another library's
-   kernels may change there, and callers who want the faster of both (`on_slower`) are to have it.
+7. What will serve and was not looked at is timed briefly beside torch at the same M: another library's kernels may
+   change there, and callers who want the faster of both (`on_slower`) are to have it.
 
 `forms` checks and times the functions of forms and chooses none of them: what is wrong is taken out, and estimates are
 corrected. `journal` lets a killed run go on, and `history` keeps what was seen.

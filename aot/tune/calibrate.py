@@ -53,7 +53,7 @@ _SCATTER_OCTAVES = 1.5
 # Standard deviations that a choice is on the safe side by. On an H200's times of 214 functions (five N x K in bf16, 26
 # random M from 65, those at seven known and one function at a time looked at, up to four, at seven more), with trees,
 # the choice at the latter is 0.9% behind the best, without caution 1.1%, without looks 1.7%, and elsewhere 1.4% in
-# each; with 1.5 in place of 0.5 it is 0.8%, and elsewhere 1.7%.
+# each; with 1.5 in place of 0.5 it is 0.8%, and elsewhere 1.7%. Not tried again with looks at several.
 _CAUTION = 0.5
 
 

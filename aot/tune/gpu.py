@@ -22,6 +22,7 @@ from .operation import OperandSet, tuning
 from .timing import Timing
 from .worker import Announce, Setup
 
+_ALONE_SETTLE_US = 25e3
 _BASELINES = 4  # that are kept: jobs of a few signatures come in turns
 
 
@@ -96,7 +97,7 @@ class GpuBench:
 
     def time(self, names: Collection[str], repeats: int, graph_us: float, settle_us: float = 0.0) -> dict[str, Timing]:
         """Time launches in turn, where power bounds after so long a load; or where that failed before, one after the
-        other and without it."""
+        other, each after a load of its own."""
         time.sleep(max(0.0, self._backend.recovered_at - time.monotonic()))
         if not self._backend.careful:
             if self.power_bound:
@@ -106,13 +107,16 @@ class GpuBench:
         found: dict[str, Timing] = {}
         for name in names:
             alone = self._launches([name])
-            found |= measure.time_interleaved(alone, self._operands, self._floor_us, repeats, graph_us)
+            found |= measure.time_interleaved(
+                alone, self._operands, self._floor_us, repeats, graph_us, settle_us=_ALONE_SETTLE_US * self.power_bound
+            )
         return found
 
     def _under_load(self, names: Collection[str], repeats: int, graph_us: float, settle_us: float) -> dict[str, Timing]:
         """`time` with graphs that are kept from one call to the next, since the clock rises in a pause to capture."""
         new = [name for name in dict.fromkeys((*names, self.baseline)) if name not in self.graphs]
-        self.graphs |= measure.capture(self._launches(new), self._operands, self._floor_us, graph_us)
+        least_us = max(graph_us, len(self._operands) * self._floor_us)  # of a graph, which reads all operands
+        self.graphs |= measure.capture(self._launches(new), self._operands, self._floor_us, least_us)
         self._captured()
         graphs = {name: self.graphs[name] for name in names if name in self.graphs}
         return measure.time_in_turn(graphs, repeats, settle_us, math.ceil(graph_us / self._floor_us), warm_up=0)

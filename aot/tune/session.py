@@ -24,8 +24,8 @@ from .roofline import power_bound
 
 # Every candidate is checked at these M besides those it is ranked for: one row, fewer than any tile, and ragged.
 CHECK_TOKENS = (1, 3, 17, 333)
-# By what share the times of a look may be off together, as a standard deviation: by the clock, where power bounds, and
-# by how brief they are (`scripts/study_screening.py`).
+# By what share the times of a look may be off together, as a standard deviation: by the clock, where power bounds, else
+# by how brief they are (`scripts/study_screening.py`: 4.8% and 1.2%).
 _CLOCK, _BRIEF = 0.05, 0.01
 _ROUNDS = 2  # of looks between the points; in the later one, where what is predicted to be the best was not looked at
 _LIKELY_USUAL = 1  # as so many measurements that load slows a function down as it does others
@@ -40,8 +40,8 @@ class Tuned:
     names: list[str]
     measured: list[Measured] = field(default_factory=list)
     rejected: dict[str, str] = field(default_factory=dict)
-    # Brief times between the points, of few functions and of the baseline, by M: while it was tuned, of what was
-    # predicted to be the best there, and then of what serves.
+    # Brief times between the points, of few functions and of the baseline, by M: while it was tuned, of those that
+    # might be the best there, and then of what serves.
     looks: dict[int, Mapping[str, float]] = field(default_factory=dict)
     glances: dict[int, Mapping[str, float]] = field(default_factory=dict)
 
@@ -128,7 +128,7 @@ def tune(entry: Entry, pool: Pool, seen: Mapping[int, int] | None = None) -> Gen
     """Tune one signature; jobs come one after the other. `seen` has calls that servers made of it, by M.
 
     All candidates are checked first, and functions that were compiled for something else before they are timed. Under
-    sustained load functions are timed at the first points alone: it takes four times what the rest of a point does.
+    sustained load functions are timed at the first points alone, since that takes longer than the rest of a point.
     What is predicted between the points is looked at where a baseline came near at one of them.
     """
     signature = entry.signature
