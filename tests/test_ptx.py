@@ -116,6 +116,24 @@ def test_gates_are_swapped_too(choices: str) -> None:
     assert (done.returncode, done.stdout.count("ok ")) == (0, 1), done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    "choices",
+    [
+        "tile160x128.cluster2x2.nonpersistent.rows.serial.cooperative.split_k2.swap",
+        pytest.param(
+            "tile128x128.cluster1x2.nonpersistent.rows.serial.cooperative.split_k4.swap", marks=pytest.mark.long
+        ),
+        pytest.param("tile128x160.cluster1x2.nonpersistent.rows.serial.cooperative.split_k2", marks=pytest.mark.long),
+        pytest.param(
+            "tile160x128.cluster2x1.nonpersistent.rows.serial.cooperative.split_k2.swap", marks=pytest.mark.long
+        ),
+    ],
+)
+def test_tiles_of_a_cluster_share_what_their_slice_of_k_needs(choices: str) -> None:
+    done = run("sm_90a", "--name", f"own.sm90_persistent.bf16_bf16_bf16_f32.{choices}.sm_90a")
+    assert (done.returncode, done.stdout.count("ok ") > 0) == (0, True), done.stdout + done.stderr
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_slices_of_k_that_take_stages_in_turn_wait_for_their_own(seed: int) -> None:

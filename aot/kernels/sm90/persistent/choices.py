@@ -115,11 +115,10 @@ def _rule_of_cluster(options: Mapping[str, Any]) -> str | None:
 
 
 def _rule_of_split(options: Mapping[str, Any]) -> str | None:
-    if options["split_k"] > 1 and (
-        options["schedule"] == "pingpong" or options["cluster_m"] * options["cluster_n"] > 1
-    ):
-        return "slices of K belong to both warp groups of CTAs that share nothing else"
-    return None
+    if options["split_k"] > 1 and options["schedule"] == "pingpong":
+        return "slices of K belong to both warp groups"
+    ctas = options["cluster_m"] * options["cluster_n"] * options["split_k"]
+    return f"a cluster of {ctas} CTAs exceeds {PORTABLE_CLUSTER}" if ctas > PORTABLE_CLUSTER else None
 
 
 def _rule_of_sharing(options: Mapping[str, Any]) -> str | None:
@@ -131,6 +130,8 @@ def _rule_of_sharing(options: Mapping[str, Any]) -> str | None:
 def _rule_of_grid(options: Mapping[str, Any]) -> str | None:
     if options["stream_k"] and options["nonpersistent"]:
         return "tiles of a last wave are known where waves are, and shared by CTAs that are all resident"
+    if options["split_k"] > 1 and options["cluster_m"] * options["cluster_n"] > 1 and not options["nonpersistent"]:
+        return "a next tile's stages may come from another CTA while partial sums are in their place"
     return None
 
 

@@ -130,14 +130,16 @@ class Persistent:
         storage = self._allocate(rows_layout, columns_layout, out_layout)
         self._set_up(storage, (rows_atom, columns_atom, out_atom), warp_index)
 
-        slice_k = block % plan.split_k if cutlass.const_expr(plan.split_k > 1) else 0
-        rank = block % plan.cluster // plan.split_k
-        cta = ClusterCta(rank % plan.cluster_rows, rank // plan.cluster_rows)
+        rank, slice_k, first = block % plan.cluster, 0, None
+        if cutlass.const_expr(plan.split_k > 1):
+            slice_k, rank = rank // plan.cluster_tiles, rank % plan.cluster_tiles
+            first = slice_k * plan.cluster_tiles
+        cta = ClusterCta(rank % plan.cluster_rows, rank // plan.cluster_rows, first)
         workspace, split = None, None
         if cutlass.const_expr(plan.stream_k):
             workspace = Workspace(storage.stages, *of_grid[-2:])
         if cutlass.const_expr(plan.split_k > 1):
-            split = SplitK(storage.stages, storage.arrived, slice_k)
+            split = SplitK(storage.stages, storage.arrived, slice_k, rank)
         scheduler = self._scheduler(storage, of_grid, extents, cta, slice_k, warp_index)
         work = scheduler.grid.work
         if warp_index >= _PRODUCER_WARP:

@@ -38,10 +38,17 @@ class PipelineState(NamedTuple):
 
 
 class ClusterCta(NamedTuple):
-    """This CTA in its cluster's grid of CTAs, which counts rows first."""
+    """This CTA in its cluster's grid of CTAs, which counts rows first, and, where K is split, slices last; `first` is
+    the first CTA of its slice."""
 
     row: Any
     column: Any
+    first: Any = None
+
+    def rank(self, plan: Plan, row: Any, column: Any) -> Any:
+        """The number in the cluster of the CTA of its slice at a row and column."""
+        number = column * plan.cluster_rows + row
+        return number if self.first is None else self.first + number
 
 
 def advance(plan: Plan, state: PipelineState, stages: int = 1) -> PipelineState:
@@ -67,8 +74,8 @@ def release(plan: cutlass.Constexpr, empty: cute.Pointer, cta: ClusterCta) -> No
 def _release_both(plan: cutlass.Constexpr, empty: cute.Pointer, cta: ClusterCta) -> None:
     """Where both operands are shared: a thread for each CTA of the row and of the column; this CTA is in both."""
     lane = cute.arch.lane_idx()
-    in_column = cta.column * plan.cluster_rows + lane
-    in_row = (lane - plan.cluster_rows) * plan.cluster_rows + cta.row
+    in_column = cta.rank(plan, lane, cta.column)
+    in_row = cta.rank(plan, cta.row, lane - plan.cluster_rows)
     if lane < plan.cluster_rows + plan.cluster_columns:
         cute.arch.mbarrier_arrive(empty, cutlass.select_(lane < plan.cluster_rows, in_column, in_row))
 
@@ -79,9 +86,9 @@ def _release_one(plan: cutlass.Constexpr, empty: cute.Pointer, cta: ClusterCta) 
         if cutlass.const_expr(not plan.multicasts):
             cute.arch.mbarrier_arrive(empty)
         for row in cutlass.range_constexpr(plan.cluster_rows if plan.cluster_rows > 1 else 0):
-            cute.arch.mbarrier_arrive(empty, cta.column * plan.cluster_rows + row)
+            cute.arch.mbarrier_arrive(empty, cta.rank(plan, row, cta.column))
         for column in cutlass.range_constexpr(plan.cluster_columns if plan.cluster_columns > 1 else 0):
-            cute.arch.mbarrier_arrive(empty, column * plan.cluster_rows + cta.row)
+            cute.arch.mbarrier_arrive(empty, cta.rank(plan, cta.row, column))
 
 
 @dataclass(frozen=True)

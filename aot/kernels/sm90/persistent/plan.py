@@ -138,7 +138,12 @@ class Plan:
     @property
     def cluster(self) -> int:
         """CTAs of a cluster."""
-        return self.cluster_rows * self.cluster_columns * self.split_k
+        return self.cluster_tiles * self.split_k
+
+    @property
+    def cluster_tiles(self) -> int:
+        """Tiles of a cluster: CTAs that have the same slice of K."""
+        return self.cluster_rows * self.cluster_columns
 
     @property
     def cluster_along_n(self) -> int:
@@ -148,7 +153,7 @@ class Plan:
     @property
     def multicasts(self) -> bool:
         """Whether CTAs load for each other."""
-        return self.cluster_rows * self.cluster_columns > 1
+        return self.cluster_tiles > 1
 
     @property
     def pairs_tiles(self) -> bool:

@@ -93,10 +93,10 @@ def _loads(
     rows_mask, columns_mask = None, None
     if plan.cluster_columns > 1:
         every = sum(1 << (other * plan.cluster_rows) for other in range(plan.cluster_columns))
-        rows_mask = cutlass.Int16(every) << cutlass.Int16(cta.row)
+        rows_mask = cutlass.Int16(every) << cutlass.Int16(cta.rank(plan, cta.row, 0))
     if plan.cluster_rows > 1:
         every = (1 << plan.cluster_rows) - 1
-        columns_mask = cutlass.Int16(every) << cutlass.Int16(cta.column * plan.cluster_rows)
+        columns_mask = cutlass.Int16(every) << cutlass.Int16(cta.rank(plan, 0, cta.column))
     of_rows, of_columns = (None, coord.moved_up) if plan.swap else (coord.moved_up, None)
     rows_in_turn, columns_in_turn = plan.loads_in_turn
     load_rows = _load(rows, of_rows, plan.rows, (cta.column, plan.cluster_columns), rows_mask, rows_in_turn)

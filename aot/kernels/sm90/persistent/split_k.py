@@ -17,12 +17,13 @@ from .plan import Plan
 
 
 class SplitK(NamedTuple):
-    """What the reduction needs of a CTA: its stages, where partial sums come, the mbarrier that counts their bytes, and
-    the number of its slice."""
+    """What the reduction needs of a CTA: its stages, where partial sums come, the mbarrier that counts their bytes, the
+    number of its slice, and that of its tile in the cluster."""
 
     stages: Any
     arrived: Any
     slice_k: Any
+    tile: Any
 
 
 def _received(plan: Plan, stages: cute.Pointer) -> cute.Tensor:
@@ -70,7 +71,7 @@ def _push(plan: cutlass.Constexpr, accumulators: cute.Tensor, split: SplitK, thr
                     received[None, thread, vector, sender, number // plan.split_k].iterator,
                     (words[0], words[1], words[2], words[3]),
                     split.arrived,
-                    owner,
+                    owner * plan.cluster_tiles + split.tile,
                 )
 
 
