@@ -168,7 +168,8 @@ def test_glances_are_between_the_points_of_tuning() -> None:
 def test_the_first_points_are_the_manifests_and_powers_of_two() -> None:
     assert points.first([1, 48, 100]) == [1, 2, 4, 8, 16, 32, 48, 64, 100]
     assert points.first([7]) == [7]
-    assert points.budget(len(points.first([1, 8192]))) == 20
+    assert points.budget(len(points.first([1, 8192]))) == 27
+    assert points.budget(len(points.first([1, 8192])), looks=True) == 20
 
 
 # --- all of it ---

@@ -39,10 +39,10 @@ def first(tokens: Sequence[int]) -> list[int]:
     return sorted({*tokens, *(1 << i for i in range(31) if min(tokens) < 1 << i < max(tokens))})
 
 
-def budget(begun_with: int) -> int:
-    """How many points a signature may have in all, where `first` gave it so many: 20 for M of 1 to 8192. Between them
-    looks are cheaper."""
-    return begun_with + max(1, (begun_with - 1) // 2)
+def budget(begun_with: int, looks: bool = False) -> int:
+    """How many points a signature may have in all, where `first` gave it so many: 27 for M of 1 to 8192, and 20 where
+    `looks` between them follow, which are cheaper."""
+    return begun_with + max(1, (begun_with - 1) // (2 if looks else 1))
 
 
 def grid(least: int, most: int) -> list[int]:

@@ -87,6 +87,10 @@ class Tuned:
         every = {**self.looks, **self.glances}
         return {m: {name: us for name, us in times.items() if name not in gone} for m, times in every.items()}
 
+    def is_looked_at(self) -> bool:
+        """Whether functions are looked at between the points: those of a GEMM that a baseline came near to."""
+        return isinstance(self.signature, Gemm) and any(found.baseline_is_near() for found in self.measured)
+
     def right(self) -> list[str]:
         """The functions that may serve."""
         return [name for name in self.names if name not in self.rejected]
@@ -160,13 +164,13 @@ def tune(entry: Entry, pool: Pool, seen: Mapping[int, int] | None = None) -> Gen
         if right := tuned.right():
             yield from time(m, _to_screen(candidates_at(candidates, m), tuned.predictions(pool), right, m), True)
     looked_at = set(begun)
-    while tuned.measured and tuned.right() and len(looked_at) < points.budget(len(begun)):
+    while tuned.measured and tuned.right() and len(looked_at) < points.budget(len(begun), tuned.is_looked_at()):
         point = points.following(tuned.predictions(pool), tuned.right(), looked_at, seen)
         if point is None:
             break
         looked_at.add(point.m)
         yield from time(point.m, point.names, False)
-    if isinstance(signature, Gemm) and any(found.baseline_is_near() for found in tuned.measured):
+    if tuned.is_looked_at():
         yield from _look(tuned, pool, check)
     return tuned
 
