@@ -41,7 +41,7 @@ def first(tokens: Sequence[int]) -> list[int]:
 
 def budget(begun_with: int, looks: bool = False) -> int:
     """How many points a signature may have in all, where `first` gave it so many: 27 for M of 1 to 8192, and 20 where
-    `looks` between them follow, which are cheaper."""
+    `looks` between them follow, since a look is cheaper than a point."""
     return begun_with + max(1, (begun_with - 1) // (2 if looks else 1))
 
 

@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("--family", action="append", help="may be repeated; default: all")
     parser.add_argument("--name", action="append", help="variants by name in place of drawn ones; may be repeated")
     parser.add_argument("--case", type=int, action="append", help="by its number; may be repeated; default: all")
+    parser.add_argument("--larger", action="store_true", help="larger cases, which take a minute each")
     parser.add_argument("--hostile", action="store_true", help="grouped GEMMs, at ends of groups that are none")
     parser.add_argument("--forget", action="append", help="what kernels are to forget; may be repeated, one at a time")
     options = parser.parse_args()
@@ -25,7 +26,8 @@ def main() -> int:
     from . import check
 
     warnings.filterwarnings("ignore", category=RuntimeWarning)  # infinities are what they are
-    cases = tuple(check.CASES[i] for i in options.case) if options.case else check.CASES
+    every = check.LARGER if options.larger else check.CASES
+    cases = tuple(every[i] for i in options.case) if options.case else every
     wrong = 0
     drawn = check.drawn(options.target, random.Random(options.seed), cases)
     for variants, case in check.named(options.name, cases) if options.name else drawn:

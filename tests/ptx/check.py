@@ -91,6 +91,15 @@ CASES = (
 )
 
 
+# So many rows and so much of K that rings of stages go around twice for each of two slices, and tiles of a cluster are
+# of different rows and columns.
+LARGER = (
+    Case(_gemm("bf16", "bf16", "bf16", 264, 2184), 170),
+    Case(_gemm("e4m3", "e4m3", "bf16", 264, 4368, scaling="row_column"), 170),
+    Case(_gemm("e4m3", "e4m3", "bf16", 264, 4368, scaling="block"), 170),
+)
+
+
 def drawn(name: str, rng: random.Random, cases: tuple[Case, ...] = CASES) -> Iterator[tuple[list[Variant], Case]]:
     """For each case, and every family that computes it on the target `name`, a few legal variants, drawn.
 
