@@ -64,7 +64,7 @@ def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
             return reason
     if form.scaling == "block" and (reason := _of_blocks(options)):
         return reason
-    if not form.promotion_interval and (reason := _of_few_rows(options)):
+    if not form.promotion_interval and not form.reads and (reason := _of_few_rows(options)):
         return reason
     return _of_new_choices(options, form) or _of_epilogue_tiles(options, form)
 
@@ -181,7 +181,7 @@ def _of_few_rows(options: Mapping[str, Any]) -> str | None:
     """Of 73 such variants of plain bf16, timed at 200 to 350 problems each, one was the best five times."""
     rows = options["tile_n" if options["swap"] else "tile_m"]
     if options["schedule"] == "cooperative" and rows == WGMMA_ROWS and options["split_k"] == 1:
-        return "64 rows for two warp groups won in 16 bits where K is split"
+        return "64 rows for two warp groups won in 16 bits where K is split, or with a bias"
     return None
 
 
