@@ -72,11 +72,11 @@ def test_pages_and_constants_say_what_an_h100_showed() -> None:
     bound, other = study.summarise(results)
     paused, loaded, look = (bound[way] for way in study.WAYS)
     assert (
-        f"one beside the others was {paused['off']:.1%} off what it took in long runs, though two such screenings "
-        f"differed by {paused['twice']:.1%}. Screened after load on another H100 it was {loaded['off']:.1%} off, two "
-        f"differing by {loaded['twice']:.1%}; in looks between the points, on a third, {look['off']:.1%}, with all "
-        f"times of a look off by {look['together']:.1%} together ({paused['problems']}, {loaded['problems']} and "
-        f"{look['problems']} problems from M = 290;"
+        f"one beside the others is {paused['off']:.1%} off what it takes in long runs, though two such screenings "
+        f"differ by {paused['twice']:.1%}. Screened after load it is {loaded['off']:.1%} off, two differing by "
+        f"{loaded['twice']:.1%}; in looks between the points {look['off']:.1%}, with all times of a look off by "
+        f"{look['together']:.1%} together ({paused['problems']}, {loaded['problems']} and {look['problems']} problems "
+        f"from M = 290 on four H100s;"
     ) in choosing()
     brief = other["look"]["together"]
     assert (look["together"], brief) == pytest.approx((session._CLOCK, session._BRIEF), abs=0.005)
@@ -84,7 +84,7 @@ def test_pages_and_constants_say_what_an_h100_showed() -> None:
     assert f"(`scripts/study_screening.py`: {look['together']:.1%} and {brief:.1%})" in where
     said = " ".join((ROOT / "aot" / "tune" / "roofline.py").read_text().replace("\n#", "").split())
     total = paused["problems"] + other["paused"]["problems"]
-    assert f"Of {total} problems on an H100" in said
+    assert f"Of {total} problems on H100s" in said
     assert f"by {paused['off']:.1%} above this (root mean square), and by {other['paused']['off']:.1%} below" in said
     for case in results:
         signature = Signature.of_key(case["signature"])

@@ -7,8 +7,8 @@ from runtime.program.operation import Signature
 from ..search.h200 import ROOF
 from .operation import tuning
 
-# Of 80 problems on an H100, what functions take beside each other after a pause is off what they take in long runs by
-# 5.3% above this (root mean square), and by 1.6% below; none had a share of 0.73 to 1.14
+# Of 113 problems on H100s, what functions take beside each other after a pause is off what they take in long runs by
+# 5.5% above this (root mean square), and by 1.5% below; none had a share of 0.73 to 1.14
 # (`scripts/study_screening.py`).
 _OVER_MEMORY = 1.15
 

@@ -25,7 +25,7 @@ from .roofline import power_bound
 # Every candidate is checked at these M besides those it is ranked for: one row, fewer than any tile, and ragged.
 CHECK_TOKENS = (1, 3, 17, 333)
 # By what share the times of a look may be off together, as a standard deviation: by the clock, where power bounds, else
-# by how brief they are (`scripts/study_screening.py`: 4.8% and 1.2%).
+# by how brief they are (`scripts/study_screening.py`: 5.4% and 1.1%).
 _CLOCK, _BRIEF = 0.05, 0.01
 _ROUNDS = 2  # of looks between the points; in the later one, where what is predicted to be the best was not looked at
 _LIKELY_USUAL = 1  # as so many measurements that load slows a function down as it does others
