@@ -34,7 +34,7 @@ def test_times_read_as_those_of_the_archive(tmp_path: Path, monkeypatch: pytest.
     assert keep(monkeypatch, "NVIDIA H200", output) == 0
     of_archive, kept = (times.load(path, "sm_90a") for path in (PACKAGED, output))
     of_archive = [(signature, at) for signature, at in of_archive if at.machine == Machine(*machine_of(H200))]
-    assert len(kept) == len(of_archive) == 400
+    assert len(kept) == len(of_archive) == 304
     by_problem = {(signature, at.m): at.us for signature, at in of_archive}
     for signature, at in kept:
         assert at.us == pytest.approx(by_problem[signature, at.m], rel=5e-4)

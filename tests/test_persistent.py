@@ -242,6 +242,28 @@ def test_one_tile_a_cta_leaves_no_fewer_stages_and_all_its_epilogue_tiles_fit_in
         assert plan.stages >= likely[key] + (plan.split_k == 1), "builds choose it for the stage"
 
 
+def test_builds_choose_large_clusters_where_they_won() -> None:
+    """With one tile a CTA, of the sizes that `_ONE_TILE` names, all of them; else pingpong along N."""
+    chosen = [v.options for v in variants(PLAIN)]
+    with_one_tile = {
+        ((o["cluster_m"], o["cluster_n"], o["split_k"], o["tile_n"]), o["tile_m"]) for o in chosen if o["nonpersistent"]
+    }
+    assert with_one_tile == {(of, tokens) for of, all_of in likely_persistent._ONE_TILE.items() for tokens in all_of}
+    slices = {of for (*cluster, split_k, _), of in with_one_tile if split_k > 1 and math.prod(cluster) > 1}
+    assert slices == {80, 96, 112, 128, 144}
+    large = [o for o in chosen if o["cluster_m"] * o["cluster_n"] > 2 and not o["nonpersistent"]]
+    assert {(o["cluster_m"], o["cluster_n"], o["schedule"], o["swap"]) for o in large} == {(1, 4, "pingpong", True)}
+
+
+def test_64_rows_of_b_for_many_tokens_are_left_to_other_tiles() -> None:
+    def tokens(signature: Signature) -> set[object]:
+        of = [v.options for v in variants(signature)]
+        return {o["tile_m"] for o in of if o["swap"] and o["tile_n"] == 64 and o["split_k"] == 1}
+
+    assert {192, 256} < tokens(PLAIN) <= {*range(64, 200, 8), 256}
+    assert tokens(FP8) & {*range(200, 256, 8)}
+
+
 def test_a_residual_beside_one_tile_a_cta_leaves_few_accumulators() -> None:
     """With 72 the compiler spills: no store stands between what epilogue tiles add."""
     residual = dataclasses.replace(PLAIN, epilogue="residual")

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from aot.kernels.sm90.persistent.plan import Plan
 from aot.problem.manifest import loads
+from aot.providers.builders.gemm import persistent_form
 from aot.providers.gemm_arguments import gemm_tensors
 from aot.search.legal import of_name
 from runtime.container.archive import Archive
@@ -131,7 +133,9 @@ def test_arguments_are_what_an_archive_was_built_with() -> None:
             variant = of_name(name)
             assert variant is not None, name
             obj = archive.record(name)
-            symbols, tree = gemm_tensors(variant)
+            persistent = variant.family == "sm90_persistent"
+            n_multiple = Plan.of(variant.options, persistent_form(variant)).n_multiple if persistent else 1
+            symbols, tree = gemm_tensors(variant, n_multiple)
             assert [a for a in obj["arguments"] if a["kind"] == "tensor"] == to_json(tree), name
             assert obj["symbols"] == symbols_to_json(symbols), name
             checked.add(variant.scaling)

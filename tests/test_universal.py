@@ -236,12 +236,9 @@ def test_what_equal_bits_at_every_m_cost_where_they_are_predicted(form: Signatur
 
 def test_what_was_not_timed_is_as_far_from_its_estimate_as_its_twin_or_as_others_and_a_little_slower() -> None:
     both = [v for v in provider("own").variants("sm_90a", PLAIN) if v.options.get("nonpersistent")]
-    twin, apart = both[0], both[1]
-    timed = next(
-        v
-        for v in provider("own").variants("sm_90a", PLAIN)
-        if v != twin and universal.twin_choices(v) == universal.twin_choices(twin)
-    )
+    others = {universal.twin_choices(v): v for v in provider("own").variants("sm_90a", PLAIN) if v not in both}
+    twin = next(v for v in both if universal.twin_choices(v) in others)
+    apart, timed = next(v for v in both if v != twin), others[universal.twin_choices(twin)]
     at = Measured(PLAIN.n, PLAIN.k, 96, {choices_of(timed): 30.0})
     us = universal.filled([timed, twin, apart], [20.0, 19.0, 40.0], at.us)
     assert us == pytest.approx([30.0, 28.5, 60.0 * 1.05])

@@ -1,5 +1,5 @@
 """Which of `sm90_persistent`'s legal choices are worth compiling: what won somewhere, of wider ones, over layers of
-models at several M on an H200.
+models at several M on H200s and H100s.
 
 An opinion: who names a variant that is left out here gets it. It stands apart from the kernels, whose sources name what
 is compiled, so that another opinion compiles nothing anew. Imports no compiler.
@@ -28,21 +28,20 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
 # Of which K is shared: swap, tile_m, tile_n.
 _SHARED_TILES = {(False, 128, 128), (True, 128, 128), (True, 168, 128)}
 # Of swapped tiles with a CTA each: the tokens, by cluster_m, cluster_n, split_k and tile_n. Where all tiles are one
-# wave these gain 2 to 5% by a stage more, and others nothing; slices of K in clusters of several tiles gain 6 to 15% on
-# an H100 where tiles alone leave half of the SMs idle (1280 x 8192 at M = 416 to 576, 2560 x 9728 at 288 to 384).
+# wave these gain 2 to 5% by a stage more, and others nothing; slices of K in clusters of several tiles gained up to 15%
+# on an H100, where tiles alone leave many SMs idle (benchmarks/results/slices_h100.json).
 _ONE_TILE: dict[tuple[int, int, int, int], Sequence[int]] = {
     (2, 1, 1, 64): range(88, 160, 8),
     (2, 1, 1, 128): range(72, 136, 8),
     (2, 1, 1, 192): range(88, 104, 8),
     (2, 4, 1, 64): range(80, 144, 8),
-    (1, 2, 1, 128): (152,),
     (1, 4, 1, 128): (112, 120, 128, 144, 152),
-    (1, 1, 2, 64): range(160, 232, 8),
+    (1, 1, 2, 64): range(160, 256, 32),
     (1, 1, 2, 128): range(112, 120, 8),
-    (1, 2, 2, 128): range(112, 152, 8),
-    (1, 4, 2, 128): range(96, 136, 8),
-    (2, 1, 2, 128): range(112, 136, 8),
-    (2, 2, 2, 128): range(80, 120, 8),
+    (1, 2, 2, 128): range(112, 160, 16),
+    (1, 4, 2, 128): range(96, 144, 16),
+    (2, 1, 2, 128): range(112, 144, 16),
+    (2, 2, 2, 128): range(80, 128, 16),
 }
 # Of swapped tiles whose tokens are loaded in turn: rows of B, and the most tokens.
 _IN_TURN_TILE_N, _MOST_IN_TURN = 128, 120
@@ -51,6 +50,7 @@ _SMALL_TILE = 128**2  # sums
 _SWIZZLED_COLUMNS = 16  # epilogue tiles in multiples of these have rows of a swizzle atom
 _FEWEST_UNSWIZZLED = 24  # columns of an epilogue tile; of 8 none was tried
 _STAGES_BESIDE_UNSWIZZLED = 4
+_MOST_OF_FEW_ROWS, _ALL_OF_FEW_ROWS = 192, 256  # tokens of swapped tiles of 64 rows of B
 _IDLE = "clusters of four leave SMs idle"
 _LEAST_SUB_BLOCK = 32  # columns of a tile that share a scale of a block of B
 
@@ -64,7 +64,7 @@ def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
             return reason
     if form.scaling == "block" and (reason := _of_blocks(options)):
         return reason
-    if not form.promotion_interval and not form.reads and (reason := _of_few_rows(options)):
+    if not form.promotion_interval and (reason := _of_few_rows(options)):
         return reason
     return _of_new_choices(options, form) or _of_epilogue_tiles(options, form)
 
@@ -95,6 +95,7 @@ def _of_cluster(options: Mapping[str, Any]) -> str | None:
         return "192 rows for two warp groups won in clusters of two along M"
     if options["cluster_m"] * options["cluster_n"] <= 2:
         return None
+    # How K is split is chosen later: some way may do.
     if any(_clusters_of_four_win({**options, "split_k": slices}) for slices in OPTIONS["split_k"]):
         return None
     return _IDLE
@@ -126,7 +127,12 @@ def _of_split(options: Mapping[str, Any]) -> str | None:
 def _of_grid(options: Mapping[str, Any]) -> str | None:
     cluster = options["cluster_m"], options["cluster_n"]
     if not options["nonpersistent"]:
-        return "clusters of eight won with one tile a CTA" if math.prod(cluster) > 4 else None
+        along_n = cluster == (1, 4) and options["schedule"] == "pingpong"
+        return (
+            None
+            if math.prod(cluster) <= 2 or along_n
+            else "larger clusters won pingpong along N, or with one tile a CTA"
+        )
     split = options["split_k"] > 1
     if (options["schedule"] == "pingpong") == split:
         return "one tile a CTA won with one warp group, or where K is split with both"
@@ -178,10 +184,9 @@ def _of_blocks(options: Mapping[str, Any]) -> str | None:
 
 
 def _of_few_rows(options: Mapping[str, Any]) -> str | None:
-    """Of 73 such variants of plain bf16, timed at 200 to 350 problems each, one was the best five times."""
-    rows = options["tile_n" if options["swap"] else "tile_m"]
-    if options["schedule"] == "cooperative" and rows == WGMMA_ROWS and options["split_k"] == 1:
-        return "64 rows for two warp groups won in 16 bits where K is split, or with a bias"
+    few = options["swap"] and options["tile_n"] == WGMMA_ROWS and options["split_k"] == 1
+    if few and _MOST_OF_FEW_ROWS < options["tile_m"] < _ALL_OF_FEW_ROWS:
+        return "64 rows of B for so many tokens, but the most, were seldom ranked and never won in 16 bits"
     return None
 
 
