@@ -255,15 +255,6 @@ def test_builds_choose_large_clusters_where_they_won() -> None:
     assert {(o["cluster_m"], o["cluster_n"], o["schedule"], o["swap"]) for o in large} == {(1, 4, "pingpong", True)}
 
 
-def test_64_rows_of_b_for_many_tokens_are_left_to_other_tiles() -> None:
-    def tokens(signature: Signature) -> set[object]:
-        of = [v.options for v in variants(signature)]
-        return {o["tile_m"] for o in of if o["swap"] and o["tile_n"] == 64 and o["split_k"] == 1}
-
-    assert {192, 256} < tokens(PLAIN) <= {*range(64, 200, 8), 256}
-    assert tokens(FP8) & {*range(200, 256, 8)}
-
-
 def test_a_residual_beside_one_tile_a_cta_leaves_few_accumulators() -> None:
     """With 72 the compiler spills: no store stands between what epilogue tiles add."""
     residual = dataclasses.replace(PLAIN, epilogue="residual")

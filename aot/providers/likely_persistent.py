@@ -15,7 +15,6 @@ from runtime.numbers.scaling import SCALE_BLOCK
 
 from ..kernels.sm90.persistent.form import Form
 from ..kernels.sm90.persistent.plan import Plan
-from ..kernels.sm90.sizes import WGMMA_ROWS
 
 # What won somewhere of each choice.
 OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
@@ -32,16 +31,14 @@ _SHARED_TILES = {(False, 128, 128), (True, 128, 128), (True, 168, 128)}
 # on an H100, where tiles alone leave many SMs idle (benchmarks/results/slices_h100.json).
 _ONE_TILE: dict[tuple[int, int, int, int], Sequence[int]] = {
     (2, 1, 1, 64): range(88, 160, 8),
-    (2, 1, 1, 128): range(72, 136, 8),
+    (2, 1, 1, 128): range(72, 96, 8),
     (2, 1, 1, 192): range(88, 104, 8),
     (2, 4, 1, 64): range(80, 144, 8),
-    (1, 4, 1, 128): (112, 120, 128, 144, 152),
     (1, 1, 2, 64): range(160, 256, 32),
     (1, 1, 2, 128): range(112, 120, 8),
-    (1, 2, 2, 128): range(112, 160, 16),
-    (1, 4, 2, 128): range(96, 144, 16),
-    (2, 1, 2, 128): range(112, 144, 16),
-    (2, 2, 2, 128): range(80, 128, 16),
+    (1, 2, 2, 128): (112, 144),
+    (1, 4, 2, 128): (96, 128),
+    (2, 2, 2, 128): (80, 96),
 }
 # Of swapped tiles whose tokens are loaded in turn: rows of B, and the most tokens.
 _IN_TURN_TILE_N, _MOST_IN_TURN = 128, 120
@@ -50,7 +47,6 @@ _SMALL_TILE = 128**2  # sums
 _SWIZZLED_COLUMNS = 16  # epilogue tiles in multiples of these have rows of a swizzle atom
 _FEWEST_UNSWIZZLED = 24  # columns of an epilogue tile; of 8 none was tried
 _STAGES_BESIDE_UNSWIZZLED = 4
-_MOST_OF_FEW_ROWS, _ALL_OF_FEW_ROWS = 192, 256  # tokens of swapped tiles of 64 rows of B
 _IDLE = "clusters of four leave SMs idle"
 _LEAST_SUB_BLOCK = 32  # columns of a tile that share a scale of a block of B
 
@@ -63,8 +59,6 @@ def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
         if reason := opinion(options):
             return reason
     if form.scaling == "block" and (reason := _of_blocks(options)):
-        return reason
-    if not form.promotion_interval and (reason := _of_few_rows(options)):
         return reason
     return _of_new_choices(options, form) or _of_epilogue_tiles(options, form)
 
@@ -180,13 +174,6 @@ def _of_blocks(options: Mapping[str, Any]) -> str | None:
     sub_block = math.gcd(options["tile_n"], SCALE_BLOCK)
     if sub_block < _LEAST_SUB_BLOCK:
         return f"sub-blocks of {sub_block} columns choose among scales more often than any that were tried"
-    return None
-
-
-def _of_few_rows(options: Mapping[str, Any]) -> str | None:
-    few = options["swap"] and options["tile_n"] == WGMMA_ROWS and options["split_k"] == 1
-    if few and _MOST_OF_FEW_ROWS < options["tile_m"] < _ALL_OF_FEW_ROWS:
-        return "64 rows of B for so many tokens, but the most, were seldom ranked and never won in 16 bits"
     return None
 
 
