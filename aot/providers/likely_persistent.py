@@ -121,12 +121,9 @@ def _of_split(options: Mapping[str, Any]) -> str | None:
 def _of_grid(options: Mapping[str, Any]) -> str | None:
     cluster = options["cluster_m"], options["cluster_n"]
     if not options["nonpersistent"]:
-        along_n = cluster == (1, 4) and options["schedule"] == "pingpong"
-        return (
-            None
-            if math.prod(cluster) <= 2 or along_n
-            else "larger clusters won pingpong along N, or with one tile a CTA"
-        )
+        if math.prod(cluster) <= 2 or (cluster == (1, 4) and options["schedule"] == "pingpong"):
+            return None
+        return "larger clusters won pingpong along N, or with one tile a CTA"
     split = options["split_k"] > 1
     if (options["schedule"] == "pingpong") == split:
         return "one tile a CTA won with one warp group, or where K is split with both"
