@@ -244,15 +244,17 @@ def test_one_tile_a_cta_leaves_no_fewer_stages_and_all_its_epilogue_tiles_fit_in
 
 def test_builds_choose_large_clusters_where_they_won() -> None:
     """With one tile a CTA, of the sizes that `_ONE_TILE` names, all of them; else pingpong along N."""
-    chosen = [v.options for v in variants(PLAIN)]
+    chosen = [(v, Plan.of(v.options, form(PLAIN))) for v in variants(PLAIN)]
     with_one_tile = {
-        ((o["cluster_m"], o["cluster_n"], o["split_k"], o["tile_n"]), o["tile_m"]) for o in chosen if o["nonpersistent"]
+        ((v.integer("cluster_m"), v.integer("cluster_n"), plan.split_k, v.integer("tile_n")), v.integer("tile_m"))
+        for v, plan in chosen
+        if plan.nonpersistent
     }
     assert with_one_tile == {(of, tokens) for of, all_of in likely_persistent._ONE_TILE.items() for tokens in all_of}
-    slices = {of for (*cluster, split_k, _), of in with_one_tile if split_k > 1 and math.prod(cluster) > 1}
+    slices = {tokens for (m, n, split_k, _), tokens in with_one_tile if split_k > 1 and m * n > 1}
     assert slices == {80, 96, 112, 128, 144}
-    large = [o for o in chosen if o["cluster_m"] * o["cluster_n"] > 2 and not o["nonpersistent"]]
-    assert {(o["cluster_m"], o["cluster_n"], o["schedule"], o["swap"]) for o in large} == {(1, 4, "pingpong", True)}
+    persistent = [(v.integer("cluster_m"), v.integer("cluster_n"), p) for v, p in chosen if not p.nonpersistent]
+    assert {(m, n, p.pingpong, p.swap) for m, n, p in persistent if m * n > 2} == {(1, 4, True, True)}
 
 
 def test_a_residual_beside_one_tile_a_cta_leaves_few_accumulators() -> None:
