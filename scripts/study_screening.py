@@ -29,7 +29,7 @@ from sweep_variants import TARGET, launcher, read, variants
 
 import runtime
 from aot.search import rank
-from aot.tune import measure
+from aot.tune import measure, roofline
 from aot.tune.gemm.baseline import baseline
 from aot.tune.gemm.operands import Weights
 from aot.tune.timing import in_turns
@@ -95,7 +95,7 @@ def study(library: Any, signature: Signature, m: int, names: Sequence[str], l2_b
     return {
         "signature": signature.key(),
         "m": m,
-        "power_bound": measure.power_bound(signature, m),
+        "power_bound": roofline.over_memory(signature, m) > roofline.OVER_MEMORY,
         "us": {way: [[_rounded(at.get(n)) for n in everyone] for at in of] for way, of in us.items()},
     }
 
@@ -125,8 +125,9 @@ def rms(values: Sequence[float]) -> float:
 
 
 def summarise(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For problems that power bounds and others: by how much times of a way are off, root mean square; two of a way
-    beside each other; and by how much all functions of a look are off together. A file may lack some ways."""
+    """For problems whose operations take 1.15 times as long as memory, and others: by how much times of a way are off,
+    root mean square; two of a way beside each other; and by how much all functions of a look are off together. A file
+    may lack some ways."""
     lines = []
     for bound in (True, False):
         line: dict[str, Any] = {"power_bound": bound}

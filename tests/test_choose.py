@@ -310,7 +310,7 @@ def test_a_look_that_finds_what_was_predicted_changes_no_order(load: float) -> N
     assert [after.us(n, 700) for n in (a, b)] == pytest.approx([before.us(n, 700) for n in (a, b)])
 
 
-@pytest.mark.parametrize(("m", "bound"), [(100, False), (700, True)])
+@pytest.mark.parametrize(("m", "bound"), [(72, False), (128, True), (700, True)])
 def test_a_clock_that_all_of_a_look_share_is_no_functions_own_where_power_bounds(m: int, bound: bool) -> None:
     (signature, _), names = (of := archive_of_llama()[QKV])[:2], of.names[:4]
     assert power_bound(signature, m) is bound

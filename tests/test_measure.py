@@ -41,7 +41,12 @@ def test_every_contender_has_every_place_in_two_rounds() -> None:
 
 def test_power_bounds_large_problems_only() -> None:
     large = Signature("bf16", "bf16", "bf16", "f32", "none", 8192, 8192)
-    assert [m for m in (16, 128, 512, 4096) if measure.power_bound(large, m)] == [512, 4096]
+    assert [m for m in (16, 128, 512, 4096) if measure.power_bound(large, m)] == [128, 512, 4096]
+
+
+def test_short_launches_are_bound_by_power_where_operations_take_longer_than_memory() -> None:
+    small = Signature("bf16", "bf16", "bf16", "f32", "none", 2048, 2048)
+    assert [m for m in (16, 128, 512, 4096) if measure.power_bound(small, m)] == [512, 4096]
 
 
 def test_contenders_are_replayed_in_turns_once_all_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ Of each signature, in order:
 2. `points` names M to time at: the manifest's and powers of two first, then where another function than the predicted
    best may save most, until 0.2% cannot be saved.
 3. `halving` times the likely functions at one M briefly, the better half longer, and the last four in turns with what
-   torch runs, for GEMMs cuBLAS. Where operations take 1.15 times as long as bytes or longer, power bounds: after a
+   torch runs, for GEMMs cuBLAS. Where operations take long beside bytes, power bounds (`roofline`): after a
    pause the clock is higher than later on, from which functions gain unequally, so all of a point is timed after a
    brief load. With `--sustained` those of the last four that are within 3% are timed there also for 150 ms without
    pause, because an H200 then lowers its clock to what power allows; best is then the least product of both times.

@@ -14,7 +14,7 @@ from runtime.container import canonical
 
 from .jobs import Answer, Job
 
-_FORMAT = 3
+_FORMAT = 4
 
 
 class Journal:

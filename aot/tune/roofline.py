@@ -10,7 +10,12 @@ from .operation import tuning
 # Of 113 problems on H100s, what functions take beside each other after a pause is off what they take in long runs by
 # 5.5% above this (root mean square), and by 1.5% below; none had a share of 0.73 to 1.14
 # (`scripts/study_screening.py`).
-_OVER_MEMORY = 1.15
+OVER_MEMORY = 1.15
+# An H200's faster memory takes more power, so that launches of some 18 us or longer are slowed down from here on: of
+# drawn layers that were tuned on another after a pause, what served took 1.07 times as long as predicted (kernels for
+# few tokens 1.09 times, others 1.06), and its repeats differed by 12%, in 75 cases from here to the share above. It
+# took 1.02 times as long in 319 cases above, tuned after load, and 1.01 times in 28 cases of shorter launches.
+_NEAR_MEMORY, _LONG_US = 0.4, 12.0  # by the rates of `expected_us`, at which 18 us are some 12
 
 
 def expected_us(signature: Signature, m: int) -> float:
@@ -20,6 +25,11 @@ def expected_us(signature: Signature, m: int) -> float:
 
 
 def power_bound(signature: Signature, m: int) -> bool:
-    """Whether operations take so much longer than memory that power decides, by the rates of `expected_us`."""
+    """Whether operations take so long beside memory that power decides."""
+    return over_memory(signature, m) > (_NEAR_MEMORY if expected_us(signature, m) >= _LONG_US else OVER_MEMORY)
+
+
+def over_memory(signature: Signature, m: int) -> float:
+    """How many times as long operations take as memory, by the rates of `expected_us`."""
     work = tuning(signature).work(signature, m)
-    return work.flops / ROOF.flops_per_us > _OVER_MEMORY * work.bytes / ROOF.bytes_per_us
+    return work.flops / ROOF.flops_per_us / (work.bytes / ROOF.bytes_per_us)
