@@ -30,6 +30,7 @@ UNIVERSAL = "universal.aot"  # what the package calls its archive
 UNSEEN = "against, N x K never seen"
 _RUN = ("command", "date", "commit", "note", "left_out")
 _ENVIRONMENT = ("gpu", "gpu_id", "driver", "torch", "cublas", "archive_sha256", "ours_sha256")
+_DIGITS = 16  # of a digest that are kept where there are many runs
 _CONTENDER = ("us", "spread", "wrong", "unserved", "failed")
 
 Document = Mapping[str, Any]
@@ -105,12 +106,14 @@ def _said(contender: Mapping[str, Any]) -> Any:
 def occasions(documents: Sequence[Document]) -> dict[str, Any]:
     """Runs of `bench_random.py` on several occasions: a line for each run, pair and range of M, without the cases."""
     runs, summary = [], []
+    inverse = summarise_random.OURS, summarise_random.AGAINST  # of what is kept
     for document in map(summarise_random.whole, documents):
         results, environment = document["results"], document["environment"]
         wrong, noise = len(summarise_random.wrong([document])), summarise_random.noise([document])
         kept = {k: document[k] for k in _RUN if k != "left_out" and document.get(k)}
         kept |= {} if document["seed"] in document["command"] else {"seed": document["seed"]}
-        kept["environment"] = {k: v for k, v in environment.items() if k in _ENVIRONMENT}
+        where = {k: v for k, v in environment.items() if k in _ENVIRONMENT}
+        kept["environment"] = {k: v[:_DIGITS] if k.endswith("sha256") else v for k, v in where.items()}
         runs.append(kept | {"cases": len(results), "wrong": wrong, "noise": noise})
         lines = summarise_random.summarise([document])
         if environment.get("against") == UNIVERSAL:
@@ -118,7 +121,7 @@ def occasions(documents: Sequence[Document]) -> dict[str, Any]:
             pair = summarise_random.AGAINST, summarise_random.TORCH
             lines += [line | {"who": UNSEEN} for line in of if (line["who"], line["over"]) == pair]
         for line in lines:
-            if line["group"] == ALL:
+            if line["group"] == ALL and (line["who"], line["over"]) != inverse:
                 figures = {k: line[k] for k in ("regime", "cases", "geomean", "worst", "slower")}
                 summary.append({"run": len(runs) - 1, "what": line["who"], "over": line["over"], **figures})
     return {"runs": runs, "summary": summary}

@@ -119,12 +119,12 @@ def figures(picked: Sequence[tuple[Mapping[str, Any], float]]) -> dict[str, Any]
         "cases": len({(r["signature"], r["m"]) for r, _ in picked}),
         "measured": len(picked),
         "gpus": len(by_gpu),
-        "geomean": round(geomean(ratios), 6),
-        "lowest": round(min(geomean(own) for own in by_gpu.values()), 6),
-        "worst": round(worst, 6),
+        "geomean": round(geomean(ratios), 5),
+        "lowest": round(min(geomean(own) for own in by_gpu.values()), 4),
+        "worst": round(worst, 4),
         "worst_at": at,
-        "slower": round(_slower(ratios), 6),
-        "most": round(max(_slower(own) for own in by_gpu.values()), 6),
+        "slower": round(_slower(ratios), 4),
+        "most": round(max(_slower(own) for own in by_gpu.values()), 4),
     }
 
 

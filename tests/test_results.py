@@ -68,8 +68,8 @@ def test_a_gemm_is_averaged_over_all_gpus_and_says_the_least_favourable() -> Non
     lines = {(s["group"], s["regime"]): s for s in found["summary"]}
     eight = lines["eight layers", "M <= 64"]
     assert (eight["cases"], eight["measured"], eight["gpus"]) == (1, 2, 2)
-    assert (eight["geomean"], eight["lowest"], eight["worst"]) == (round(1.2**0.5, 6), 1.0, 1.0)
-    assert lines["all", "M <= 64"]["geomean"] == round((1.2 * 3.0) ** (1 / 3), 6)
+    assert (eight["geomean"], eight["lowest"], eight["worst"]) == (round(1.2**0.5, 5), 1.0, 1.0)
+    assert lines["all", "M <= 64"]["geomean"] == round((1.2 * 3.0) ** (1 / 3), 5)
     assert (lines["all", "M >= 512"]["slower"], lines["all", "M >= 512"]["largest_spread"]) == (1.0, 5.12)
 
 

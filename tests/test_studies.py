@@ -24,6 +24,7 @@ from report import geomean  # noqa: E402
 from summarise_random import AGAINST, DEEP_GEMM, OURS, TORCH  # noqa: E402
 
 from aot.inspect.floor import floor  # noqa: E402
+from aot.tune import roofline  # noqa: E402
 from runtime.device.gpus import H200  # noqa: E402
 from runtime.gemm.signature import Signature  # noqa: E402
 
@@ -312,10 +313,38 @@ def test_the_page_of_results_begins_with_its_least_means() -> None:
 def test_the_page_says_how_long_tuning_takes() -> None:
     rows = json.loads((STUDIES.parent / "tunings.json").read_text())["seconds of Llama-3.1-8B"]
     first, one, another = (row["seconds"] for row in rows)
+    assert f"{first} s for Llama-3.1-8B by default on an H200, {one} s and {another} s on two H100s" in choosing()
+
+
+LOADED = "8d298daa:benchmarks/results/whole_loaded_h200.json"
+
+
+def test_the_page_says_what_a_pause_hid_from_tuning_on_an_h200() -> None:
+    """What served over what was predicted, where operations take 0.4 to 1.15 times as long as memory, and above."""
+    near, above = list[tuple[bool, dict[str, Any], float]](), list[float]()
+    middle = [case["contenders"] for case in whole(LOADED) if 65 <= case["m"] <= 511]
+    for case in whole(LOADED):
+        ours, signature = case["contenders"][OURS], Signature.of_key(case["signature"])
+        if signature is None or "predicted_us" not in ours:
+            continue
+        share, longer = roofline.over_memory(signature, case["m"]), ours["us"] / ours["predicted_us"]
+        if share > roofline.OVER_MEMORY:
+            above.append(longer)
+        elif roofline.power_bound(signature, case["m"]):
+            near.append((".sm90_small_m." in ours["variant"], case, longer))
+    few, others = ([longer for is_few, _, longer in near if is_few is of] for of in (True, False))
+    said = (
+        f"{geomean([*few, *others]):.2f} times as long as predicted in {len(near)} drawn cases, kernels for few tokens "
+        f"{geomean(few):.2f} times and others {geomean(others):.2f}, and {geomean(above):.2f} times in {len(above)} "
+        "cases that were tuned after load."
+    )
+    assert said in choosing()
+    slow = [is_few for is_few, case, _ in near if below(OURS, [case["contenders"]])]
     assert (
-        f"{first} s for Llama-3.1-8B by default on an H200, without looks; with looks and load {one} s and {another} s "
-        "on two H100s"
+        f"{below(OURS, middle):.0%} of {len(middle)} drawn cases below: of {len(near)} launches from 17 us at M = 80 "
+        f"to 230 {sum(slow)}, all by kernels for few tokens,"
     ) in choosing()
+    assert all(slow)
 
 
 def slower_than_cublas(sources: Sequence[str]) -> tuple[list[str], str, int, int]:

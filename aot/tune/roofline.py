@@ -13,8 +13,8 @@ from .operation import tuning
 OVER_MEMORY = 1.15
 # An H200's faster memory takes more power, so that launches of some 18 us or longer are slowed down from here on: of
 # drawn layers that were tuned on another after a pause, what served took 1.07 times as long as predicted (kernels for
-# few tokens 1.09 times, others 1.06), and its repeats differed by 12%, in 75 cases from here to the share above. It
-# took 1.02 times as long in 319 cases above, tuned after load, and 1.01 times in 28 cases of shorter launches.
+# few tokens 1.09 times, others 1.06), and its repeats differed by 12%, in 72 cases from here to the share above. It
+# took 1.02 times as long in 309 cases above, tuned after load, and 1.01 times in 28 cases of shorter launches.
 _NEAR_MEMORY, _LONG_US = 0.4, 12.0  # by the rates of `expected_us`, at which 18 us are some 12
 
 
