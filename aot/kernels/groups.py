@@ -1,7 +1,8 @@
 """Where rows of groups, and their tiles, begin: added up once by one warp of each CTA, from ends that only the device
 knows.
 
-Tiles of one group follow each other, and of these the ones that read the same rows of B. Ends that fall, or exceed A's
+Tiles of one group follow each other, and of these the ones that read the same rows of B, or with a `Raster` no more of
+them than have rows of A that stay in L2. Ends that fall, or exceed A's
 rows, are taken as the largest end so far, or as A's last, so that whatever they are nothing is written outside D. Of
 masked rows each group's begin at the first of its own, and a count is taken as none or all where it is neither.
 
@@ -40,6 +41,14 @@ class GroupTile(NamedTuple):
     along_m: Any
     along_n: Any
     alone: Any = None
+
+
+class Raster(NamedTuple):
+    """How many tiles, or pairs of tiles, of a group follow each other along M before those of the next rows of B; and
+    how many there are along N."""
+
+    swizzle: int
+    tiles_along_n: Any
 
 
 class Pair(NamedTuple):
@@ -107,9 +116,17 @@ def _count(along_m: Any, along_n: Any, pairs: bool) -> Any:
     return along_m // 2 * along_n + along_m % 2 * ((along_n + 1) // 2)
 
 
-def tile_at(tokens: int, masked: bool, groups: Groups, count: Any, index: Any, pair: Pair | None = None) -> GroupTile:
+def tile_at(
+    tokens: int,
+    masked: bool,
+    groups: Groups,
+    count: Any,
+    index: Any,
+    pair: Pair | None = None,
+    raster: Raster | None = None,
+) -> GroupTile:
     """Tile number `index` of those of `count` groups, which have `tokens` rows each; or a CTA's tile in pair number
-    `index`."""
+    `index`. Without `raster` all of a group's tiles along M follow each other."""
     group = cutlass.Int32(0)  # the last one that begins at this tile or before
     for step in (1 << bit for bit in reversed(range((MOST_GROUPS - 1).bit_length()))):
         later = cutlass.min(group + step, count - 1)
@@ -118,16 +135,26 @@ def tile_at(tokens: int, masked: bool, groups: Groups, count: Any, index: Any, p
     along_m = (end - begin + tokens - 1) // tokens
     index -= groups.tiles[group]
     if pair is None:
-        along_n = index // along_m
-        return GroupTile(group, begin, end, index - along_n * along_m, along_n)
+        return GroupTile(group, begin, end, *_in_raster_order(index, along_m, raster))
     pairs = along_m // 2
     rest = index - pairs * pair.tiles_along_n
     alone = rest >= 0
-    along_n = index // cutlass.max(pairs, 1)
-    row = 2 * (index - along_n * pairs) + pair.rank
-    row = cutlass.select_(alone, along_m - 1, row)
+    row, along_n = _in_raster_order(index, cutlass.max(pairs, 1), raster)
+    row = cutlass.select_(alone, along_m - 1, 2 * row + pair.rank)
     along_n = cutlass.select_(alone, 2 * rest + pair.rank, along_n)
     return GroupTile(group, begin, end, row, along_n, alone)
+
+
+def _in_raster_order(index: Any, along_m: Any, raster: Raster | None) -> tuple[Any, Any]:
+    """Which tile is number `index` of a group's, of which there are `along_m` along M: its numbers along M and N."""
+    before = 0  # tiles along M that pass all of N first
+    if raster is not None:
+        each = raster.swizzle * raster.tiles_along_n
+        swizzles = index // each
+        before, index = swizzles * raster.swizzle, index - swizzles * each
+        along_m = cutlass.max(cutlass.min(along_m - before, raster.swizzle), 1)
+    along_n = index // along_m
+    return before + index - along_n * along_m, along_n
 
 
 def _scan(value: Any, lane: Any, first: Any, combine: Any) -> Any:

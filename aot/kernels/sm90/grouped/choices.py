@@ -31,6 +31,9 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     # Clusters of two tiles of the same rows of B, which are shared so. A group's last tile along M, if there is no
     # other, has its neighbour along N beside it, and each CTA loads its own.
     "share_b": (False, True),
+    # Of a group with many rows, only so many as stay in L2 pass all columns of D before its next rows do; else all do,
+    # column by column.
+    "swizzle": (False, True),
     # What may happen before the kernel before this one ends: nothing, or all but reading and writing ("launch").
     "overlap": ("serial", "launch"),
 }
@@ -47,6 +50,8 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
         return "the warps that load scales of blocks are those that gather rows"
     if options.get("share_b") and (options["swap"] or options["cluster_n"] > 1):
         return "rows of B are shared on WGMMA's N side, by clusters that share nothing else"
+    if options.get("swizzle") and options["swap"]:
+        return "rows of a group are swizzled on WGMMA's M side"
     if form.quantises and (form.scaling != "block" or form.masked or form.gathered):
         return "D in 8 bits is made of 8-bit inputs with scales of blocks, of rows that lie by groups"
     if reason := persistent.rule(all_choices(options), form):
