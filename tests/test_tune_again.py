@@ -61,6 +61,30 @@ def test_interrupted_tuning_keeps_what_was_measured_and_goes_on_later(source: Pa
         tuned(tmp_path / "whole.aot", tmp_path / "again.aot")
 
 
+@pytest.mark.parametrize("taken_up", [3, None])
+def test_tuning_that_is_interrupted_before_it_has_gone_on_leaves_what_there_is(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken_up: int | None
+) -> None:
+    """While answers of before are taken up, and while the first new one is measured."""
+    out = tmp_path / "tuned.aot"
+    assert tuned(source, out, before=interrupt_at(2048)).interrupted
+    before, real, asked = out.read_bytes(), Journal.answer, list[Job]()
+
+    def answer(journal: Journal, job: Job) -> Answer | None:
+        asked.append(job)
+        if len(asked) == taken_up:
+            raise KeyboardInterrupt
+        return real(journal, job)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "answer", answer)
+        with pytest.raises(KeyboardInterrupt):
+            tuned(source, out, before=interrupt_at(2048))
+    assert out.read_bytes() == before
+    tuned(source, out)
+    assert {row.state for row in table(out).values()} == {"tuned"}
+
+
 def test_jobs_that_differ_in_anything_have_keys_of_their_own() -> None:
     job = Job(Signature("bf16", "bf16", "bf16", "f32", "none", 512, 512), ("a", "b"), (16,), 16, True)
     other = Signature("bf16", "bf16", "bf16", "f32", "none", 512, 1024)

@@ -25,6 +25,7 @@ class Journal:
         self._head = json.dumps({"format": _FORMAT, **of}, sort_keys=True)
         self._answers: dict[str, Answer] = {}
         self._file: TextIO | None = None
+        self._kept = 0
         whole = self._read()
         with contextlib.suppress(OSError):  # a folder that cannot be written to is for the archive's writer to refuse
             if whole is None:
@@ -58,12 +59,18 @@ class Journal:
     def __len__(self) -> int:
         return len(self._answers)
 
+    @property
+    def only_goes_on(self) -> bool:
+        """Whether there are answers of before, and none was added."""
+        return bool(self._answers) and not self._kept
+
     def answer(self, job: Job) -> Answer | None:
         """The answer to a job, if it was done."""
         return self._answers.get(self._key(job))
 
     def keep(self, job: Job, answer: Answer) -> None:
         """Write an answer down."""
+        self._kept += 1
         if self._file is not None:
             with contextlib.suppress(OSError):  # a disk that is full costs the journal, not the tuning
                 self._file.write(json.dumps({"job": self._key(job), "answer": answer.to_json()}) + "\n")

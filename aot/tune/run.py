@@ -92,7 +92,13 @@ def tune_archive(
 
 
 def _tuned(course: _Course, writer: Writer, report: TuneReport, destination: Path, progress: Progress) -> TuneReport:
-    """Measure, and write what is known whatever comes in between; the journal stays where something is left to do."""
+    """Measure, and write what is known whatever comes in between; the journal stays where something is left to do. What
+    goes on and is interrupted before anything new is known writes nothing: what it has taken up by then is less than
+    the output may have.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted so.
+    """
     results = Results()
 
     def write(last: bool) -> bool:
@@ -104,9 +110,13 @@ def _tuned(course: _Course, writer: Writer, report: TuneReport, destination: Pat
         _run(course, report, results, progress, write, lambda entry: writer.prepare(entry, results, report))
         _glance(course, writer.glances(results, report.rejected), results, report)
     except KeyboardInterrupt:
+        if course.journal.only_goes_on:
+            course.journal.close(remove=False)
+            raise
         report.interrupted = True
     except AotError:
-        write(True)
+        if not course.journal.only_goes_on:
+            write(True)
         raise
     write(True)
     course.journal.close(remove=not report.interrupted)
