@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -61,11 +62,12 @@ def test_interrupted_tuning_keeps_what_was_measured_and_goes_on_later(source: Pa
         tuned(tmp_path / "whole.aot", tmp_path / "again.aot")
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TuneError])
 @pytest.mark.parametrize("taken_up", [3, None])
-def test_tuning_that_is_interrupted_before_it_has_gone_on_leaves_what_there_is(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken_up: int | None
+def test_tuning_that_has_not_taken_up_all_of_before_leaves_the_output_as_it_is(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken_up: int | None, error: type[BaseException]
 ) -> None:
-    """While answers of before are taken up, and while the first new one is measured."""
+    """What ends it comes while answers of before are taken up, or while the first new one is measured."""
     out = tmp_path / "tuned.aot"
     assert tuned(source, out, before=interrupt_at(2048)).interrupted
     before, real, asked = out.read_bytes(), Journal.answer, list[Job]()
@@ -73,16 +75,51 @@ def test_tuning_that_is_interrupted_before_it_has_gone_on_leaves_what_there_is(
     def answer(journal: Journal, job: Job) -> Answer | None:
         asked.append(job)
         if len(asked) == taken_up:
-            raise KeyboardInterrupt
+            raise error
         return real(journal, job)
 
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "answer", answer)
-        with pytest.raises(KeyboardInterrupt):
-            tuned(source, out, before=interrupt_at(2048))
-    assert out.read_bytes() == before
+        ends = pytest.raises(TuneError) if error is TuneError else contextlib.nullcontext()
+        with ends:
+            assert tuned(source, out, before=interrupt_at(2048, error)).interrupted
+    assert taken_up is None or out.read_bytes() == before
+    assert [row.state for row in table(out).values()] == [row.state for row in table_of(before, tmp_path).values()]
     tuned(source, out)
     assert {row.state for row in table(out).values()} == {"tuned"}
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_tuning_that_finds_part_of_what_the_output_has_writes_only_where_that_is_missing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: bool
+) -> None:
+    """As where fewer GPUs go on with it: something is new, but what is complete is less than the output has."""
+    out, journal, done = tmp_path / "tuned.aot", tmp_path / "tuned.aot.tuning", list[Job]()
+    assert tuned(source, out, before=interrupt_at(2048), done=done).interrupted
+    head, *lines = journal.read_text().splitlines(keepends=True)
+    of = {name: value for name, value in json.loads(head).items() if name != "format"}
+    gone = {Journal(tmp_path / "other", of)._key(job) for job in done if job.signature.n == 512}
+    kept = [line for line in lines if json.loads(line).get("job") not in gone]
+    assert 1 < len(kept) == len(lines) - len(gone)
+    journal.write_text("".join([head, *kept]))
+    if missing:
+        out.unlink()
+    monkeypatch.setattr(run, "_WRITE_EVERY_S", -1.0)
+    again = list[Job]()
+
+    def before(job: Job) -> None:
+        if len(again) == 2:
+            raise KeyboardInterrupt
+
+    assert tuned(source, out, before=before, done=again).interrupted
+    assert {job.signature.n for job in again} <= {512, 2048}
+    states = {n: row.state for n, row in table(out).items()}
+    assert states == {512: "ranked" if missing else "tuned", 1024: "tuned", 2048: "ranked"}
+
+
+def table_of(archive: bytes, folder: Path) -> dict[int, Any]:
+    (folder / "before.aot").write_bytes(archive)
+    return table(folder / "before.aot")
 
 
 def test_jobs_that_differ_in_anything_have_keys_of_their_own() -> None:
@@ -135,7 +172,7 @@ def test_the_same_command_goes_on_and_gives_the_same_table(
     except Killed:
         assert error is Killed
     journal = tmp_path / "tuned.aot.tuning"
-    assert len(journal.read_text().splitlines()) == 1 + after
+    assert sum('"job"' in line for line in journal.read_text().splitlines()) == after
     with journal.open("a") as file:
         file.write('{"job": "cut sh')
     second: list[Job] = []

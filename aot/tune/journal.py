@@ -1,6 +1,7 @@
 """Answers as they come, in a file beside the output, so that a tuning that is killed goes on where it was.
 
-JSON lines: first what the answers are of, then one for each job. A file of anything else is begun anew.
+JSON lines: first what the answers are of, then one for each job, and one whenever the output was written. A file of
+anything else is begun anew.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Journal:
         self._head = json.dumps({"format": _FORMAT, **of}, sort_keys=True)
         self._answers: dict[str, Answer] = {}
         self._file: TextIO | None = None
-        self._kept = 0
+        self.written: frozenset[str] = frozenset()  # what was known when the output was last written
         whole = self._read()
         with contextlib.suppress(OSError):  # a folder that cannot be written to is for the archive's writer to refuse
             if whole is None:
@@ -45,24 +46,22 @@ class Journal:
             return None
         whole = len(lines[0])
         for line in lines[1:]:
-            try:
-                row = json.loads(line)
-                answer = Answer.from_json(row["answer"])
-            except (ValueError, KeyError, TypeError):
-                break
             if not line.endswith(b"\n"):
                 break
-            self._answers[row["job"]] = answer
+            try:
+                row = json.loads(line)
+                if "written" in row:
+                    ours = row["of"] == canonical.digest(self._head)
+                    self.written = frozenset(row["written"]) if ours else self.written
+                else:
+                    self._answers[row["job"]] = Answer.from_json(row["answer"])
+            except (ValueError, KeyError, TypeError):
+                break
             whole += len(line)
         return whole
 
     def __len__(self) -> int:
         return len(self._answers)
-
-    @property
-    def only_goes_on(self) -> bool:
-        """Whether there are answers of before, and none was added."""
-        return bool(self._answers) and not self._kept
 
     def answer(self, job: Job) -> Answer | None:
         """The answer to a job, if it was done."""
@@ -70,10 +69,18 @@ class Journal:
 
     def keep(self, job: Job, answer: Answer) -> None:
         """Write an answer down."""
-        self._kept += 1
+        self._append({"job": self._key(job), "answer": answer.to_json()})
+
+    def wrote(self, known: frozenset[str]) -> None:
+        """Write down that the output has what is `known`: what is complete, in words."""
+        if known != self.written:
+            self.written = known
+            self._append({"written": sorted(known), "of": canonical.digest(self._head)})
+
+    def _append(self, row: dict[str, Any]) -> None:
         if self._file is not None:
             with contextlib.suppress(OSError):  # a disk that is full costs the journal, not the tuning
-                self._file.write(json.dumps({"job": self._key(job), "answer": answer.to_json()}) + "\n")
+                self._file.write(json.dumps(row) + "\n")
                 self._file.flush()
 
     def _key(self, job: Job) -> str:

@@ -92,31 +92,27 @@ def tune_archive(
 
 
 def _tuned(course: _Course, writer: Writer, report: TuneReport, destination: Path, progress: Progress) -> TuneReport:
-    """Measure, and write what is known whatever comes in between; the journal stays where something is left to do. What
-    goes on and is interrupted before anything new is known writes nothing: what it has taken up by then is less than
-    the output may have.
-
-    Raises:
-        KeyboardInterrupt: it was interrupted so.
+    """Measure, and write what is known whatever comes in between; the journal stays where something is left to do.
+    While a tuning that goes on has not taken up all that the output has by now, the output stays as it is.
     """
     results = Results()
 
     def write(last: bool) -> bool:
+        known = results.known()
+        if destination.exists() and not course.journal.written <= known:
+            return False
         with _undisturbed() as interrupts:
             writer.write(results, report, destination, last)
+            course.journal.wrote(known)
         return bool(interrupts)
 
     try:
         _run(course, report, results, progress, write, lambda entry: writer.prepare(entry, results, report))
         _glance(course, writer.glances(results, report.rejected), results, report)
     except KeyboardInterrupt:
-        if course.journal.only_goes_on:
-            course.journal.close(remove=False)
-            raise
         report.interrupted = True
     except AotError:
-        if not course.journal.only_goes_on:
-            write(True)
+        write(True)
         raise
     write(True)
     course.journal.close(remove=not report.interrupted)

@@ -44,8 +44,8 @@ class TuneReport:
     `forms` counts those of a universal table that were checked and timed, and `forms_left` those checked only on
     another kind of GPU, which wait for entries. `unserved` has signatures with no correct
     function left, which are no longer in the archive, and `unknown` has entries that stay as they were, since nobody
-    here knows how functions of their operation are checked. `interrupted` is set where Ctrl-C came first: what was
-    measured by then is written, and tuning the result goes on with the rest.
+    here knows how functions of their operation are checked. `interrupted` is set where Ctrl-C came first: what is
+    complete by then is written, or more was before, and tuning the result goes on with the rest.
     """
 
     environment: dict[str, Any]
@@ -66,6 +66,11 @@ class Results:
     entries: dict[Key, Tuned] = field(default_factory=dict)
     forms: dict[int, TunedForm] = field(default_factory=dict)
     all_forms: bool = False
+
+    def known(self) -> frozenset[str]:
+        """What is complete, in words that are the same in another run of the same tuning."""
+        entries = (f"{target} {signature.operation} {signature.key()}" for signature, target in self.entries)
+        return frozenset((*entries, *(f"form {place}" for place in self.forms)))
 
     def keep(self, task: Entry | Task, found: Any) -> None:
         """Keep what was found of a task that is complete."""
