@@ -42,7 +42,7 @@ OCCASIONS = (  # the file, its runs, what took part, over what, and what the row
     (_H200, (0, 1, 2), "on_slower", "torch", 'with `on_slower="torch"`'),
     (_H200, (0, 1, 2), "against", "torch", "`runtime.universal()`"),
     (_H200, (0, 1, 2), reduce_results.UNSEEN, "torch", "N x K never seen"),
-    (_H200, (0, 1, 2), "against", "ours", "`runtime.universal()`, over tuned"),
+    (_H200, (0, 1, 2, 4), "against", "ours", "`runtime.universal()`, over tuned"),
     (_H200, (4,), "ours", "torch", "looks and load: tuned"),
     (_H200, (5,), "ours", "torch", "looks and load: Llama-3.1-8B"),
     (_H100, (0, 1, 2, 3), "ours", "torch", "H100s: tuned"),

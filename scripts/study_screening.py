@@ -3,7 +3,8 @@
 Of each layer and M of the tables below, the functions of an archive of candidates that the ranking puts first are timed
 twice briefly after a pause, as tuning did once; twice briefly under load, as it does where power bounds; a few of them
 beside torch, as it looks between its points; and for long under load, in turns of a random order, each sample over what
-its neighbours took of what they take usually. Needs a GPU.
+its neighbours took of what they take usually. "power_bound" of a result is whether operations take 1.15 times as long
+as memory. Needs a GPU.
 
     python scripts/study_screening.py --of benchmarks/screening_h100.json.xz
 

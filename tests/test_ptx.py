@@ -139,7 +139,7 @@ def test_tiles_of_a_cluster_share_what_their_slice_of_k_needs(choices: str) -> N
     assert (done.returncode, done.stdout.count("ok ")) == (0, 1), done.stdout + done.stderr
 
 
-def test_a_groups_rows_that_stay_in_l2_pass_all_columns_first() -> None:
+def test_a_group_of_more_rows_than_tiles_go_down_at_a_time_is_right() -> None:
     name = "own.sm90_grouped.bf16_bf16_bf16_f32.tile128x64.cluster_n1.serial.cooperative.swizzle.sm_90a"
     done = run("sm_90a", "--larger", "--name", name)
     assert (done.returncode, done.stdout.count("ok ")) == (0, 1), done.stdout + done.stderr

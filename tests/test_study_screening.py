@@ -6,7 +6,7 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +86,20 @@ def test_pages_and_constants_say_what_an_h100_showed() -> None:
     total = paused["problems"] + other["paused"]["problems"]
     assert f"Of {total} problems on H100s" in said
     assert f"by {paused['off']:.1%} above this (root mean square), and by {other['paused']['off']:.1%} below" in said
+    near = [case for case in results if not case["power_bound"] and is_bound(case)]
+    found = [case for case in near if "paused" in case["us"]]
+    off = study._rms(found, "paused")
+    assert f"a pause does no harm there ({off:.1%} at {len(found)} problems of M = 150)." in choosing()
+    assert {case["m"] for case in near} == {150}
     for case in results:
         signature = Signature.of_key(case["signature"])
         assert signature is not None
         assert (roofline.over_memory(signature, case["m"]) > roofline.OVER_MEMORY) is case["power_bound"]
         assert not case["power_bound"] or roofline.power_bound(signature, case["m"])
         assert case["m"] >= 290 or not case["power_bound"]
+
+
+def is_bound(case: Mapping[str, Any]) -> bool:
+    """Whether tuning would put the GPU under load there."""
+    signature = Signature.of_key(case["signature"])
+    return signature is not None and roofline.power_bound(signature, case["m"])

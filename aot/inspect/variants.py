@@ -10,7 +10,13 @@ from ..search.variants import TILES, Option, Variant
 
 # What choices mean that a name abbreviates, where they are on, or of each value; nothing of what is usual, as is a
 # raster along M. docs/kernels has all of them.
-_ON = {"swap": "swap-AB", "stream_k": "stream-K", "two_cta": "2-CTA MMA", "tma_store": "TMA store"}
+_ON = {
+    "swap": "swap-AB",
+    "stream_k": "stream-K",
+    "swizzle": "raster along M, swizzled",
+    "two_cta": "2-CTA MMA",
+    "tma_store": "TMA store",
+}
 _VALUES: Mapping[str, Mapping[Option, str]] = {
     "overlap": {"serial": "", "launch": "PDL (launch)", "weights": "PDL (weights)"},
     "split_k": {1: ""},

@@ -1,8 +1,8 @@
 """Where rows of groups, and their tiles, begin: added up once by one warp of each CTA, from ends that only the device
 knows.
 
-Tiles of one group follow each other, and of these the ones that read the same rows of B, or with a `Raster` no more of
-them than have rows of A that stay in L2. Ends that fall, or exceed A's
+Tiles of one group follow each other down its rows, then across N; with a `Raster` down so many tiles of its rows, then
+across N, and so on with its next rows. Ends that fall, or exceed A's
 rows, are taken as the largest end so far, or as A's last, so that whatever they are nothing is written outside D. Of
 masked rows each group's begin at the first of its own, and a count is taken as none or all where it is neither.
 

@@ -21,6 +21,7 @@ from aot.kernels import groups as of_groups  # needs the DSL
 from aot.kernels.group_sizes import GROUPS_BYTES, MOST_GROUPS
 from aot.kernels.sm90.grouped import scheduler  # needs the DSL
 from aot.kernels.sm90.grouped.choices import limit, rule  # needs the DSL
+from aot.kernels.sm90.grouped.kernel import Grouped  # needs the DSL
 from aot.kernels.sm90.grouped.plan import plan_of
 from aot.kernels.sm90.persistent.form import Form
 from aot.kernels.sm90.persistent.pipeline import ClusterCta
@@ -89,10 +90,15 @@ def test_every_row_of_every_group_is_stored_by_its_group_alone(
     assert len(found) == sum(-(-size // plan.tokens) for size in sizes) * across * cluster_n
 
 
-def test_rows_that_stay_in_l2_pass_all_columns_before_the_next_rows() -> None:
+def test_swizzled_tiles_go_down_some_rows_then_across_n() -> None:
     options = {"schedule": "cooperative", "swap": False, "tile_m": 128, "tile_n": 128, "cluster_n": 1}
     plan = plan_of(options | {"overlap": "serial"}, FORM)
     assert plan.raster_swizzle * plan.tokens == 2048
+    made = (Grouped(options | {"overlap": "serial"} | more, FORM) for more in ({}, {"swizzle": True}))
+    assert [kernel.swizzle for kernel in made] == [None, plan.raster_swizzle]
+    assert rule(options | {"overlap": "serial", "swizzle": True}, FORM) is None
+    swapped = options | {"overlap": "serial", "swizzle": True, "swap": True}
+    assert "are swizzled on WGMMA's M side" in str(rule(swapped, FORM))
 
     def order(swizzle: int | None) -> list[tuple[int, int]]:
         with pytest.MonkeyPatch.context() as patched:

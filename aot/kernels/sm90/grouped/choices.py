@@ -31,8 +31,8 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     # Clusters of two tiles of the same rows of B, which are shared so. A group's last tile along M, if there is no
     # other, has its neighbour along N beside it, and each CTA loads its own.
     "share_b": (False, True),
-    # Of a group with many rows, only so many as stay in L2 pass all columns of D before its next rows do; else all do,
-    # column by column.
+    # Tiles go down 2,048 rows of a group, as in the persistent GEMM's raster order "rows", then across N, before the
+    # next rows; without it down all rows of a group.
     "swizzle": (False, True),
     # What may happen before the kernel before this one ends: nothing, or all but reading and writing ("launch").
     "overlap": ("serial", "launch"),
