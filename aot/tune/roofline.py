@@ -11,10 +11,10 @@ from .operation import tuning
 # 5.5% above this (root mean square), and by 1.5% below; none had a share of 0.73 to 1.14
 # (`scripts/study_screening.py`).
 OVER_MEMORY = 1.15
-# On H200s, perhaps as their memory takes more power than an H100's, also in launches of some 17 us or longer from here
-# on: of drawn layers in 16 bits that another had tuned after a pause, what served took 1.07 times as long as predicted
-# (kernels for few tokens 1.09 times, others 1.06) in 72 cases from here to the share above. It took 1.02 times as long
-# in 309 cases above, tuned after load, and 1.01 times in 28 cases of shorter launches.
+# On H200s power decides from this share on in launches of some 17 us or longer, perhaps since their memory takes more
+# power than an H100's: of drawn layers in 16 bits that another had tuned after a pause, what served took 1.07 times as
+# long as predicted (kernels for few tokens 1.09 times, others 1.06) in 72 cases from here to the share above. It took
+# 1.02 times as long in 309 cases above, tuned after load, and 1.01 times in 28 cases of shorter launches.
 _NEAR_MEMORY, _LONG_US = 0.4, 12.0  # by the rates of `expected_us`, at which 17 us are some 12
 
 

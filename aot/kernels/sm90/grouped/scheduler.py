@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 
-from ...groups import Groups, Pair, Raster, tile_at
+from ...groups import Groups, Raster, tile_at
 from ..persistent.pipeline import ClusterCta
 from ..persistent.plan import Plan
 from ..persistent.scheduler import KTiles, TileCoord, WorkTile
@@ -46,9 +46,8 @@ class GroupedScheduler:
     def tile_coord(self, index: Any) -> TileCoord:
         """The CTA's tile of D, in the cluster's tile number `index`."""
         plan = self.plan
-        pair = Pair(self.cta.row, self.grid.tiles_along_n) if plan.pairs_tiles else None
-        raster = Raster(self.swizzle, self.grid.tiles_along_n) if self.swizzle else None
-        tile = tile_at(plan.tokens, plan.form.masked, self.groups, self.grid.groups, index, pair, raster)
+        raster, rank = Raster(self.grid.tiles_along_n, self.swizzle), self.cta.row if plan.pairs_tiles else None
+        tile = tile_at(plan.tokens, plan.form.masked, self.groups, self.grid.groups, index, raster, rank)
         begin = tile.begin + tile.along_m * plan.tokens
         # Whole tiles end where the group does.
         first = cutlass.max(cutlass.min(begin, tile.end - plan.tokens), tile.begin)
