@@ -101,7 +101,7 @@ def test_the_page_says_what_engines_compiled_and_reloaded() -> None:
     served = [run["served"] for run in document["runs"] if run["served"] in engines]
     counted = [engine["compilations"] for engine in engines]
     assert {each["ours"] for each in counted} == {0}
-    assert len(served) == 7
+    assert len(served) == 8
     by = {name: {each["by"]["vllm"][name] for each in counted} for name in ("nvcc", "ptxas", "gcc")}
     assert by["nvcc"] == {1}
     said = f"ptxas {min(by['ptxas'])} to {max(by['ptxas'])} times and gcc {min(by['gcc'])} to {max(by['gcc'])} times."
@@ -113,3 +113,15 @@ def test_the_page_says_what_engines_compiled_and_reloaded() -> None:
     requests, count, minutes = (sum(each[name] for each in reloads) for name in ("requests", "reloads", "minutes"))
     said = f"served {requests:,} random requests in {minutes:.0f} minutes and loaded their archives again {count} times"
     assert f"{said}, in {max(each['slowest_reload_s'] for each in reloads):.2f} s at most." in text("vllm")
+
+
+def test_answers_in_fp8_by_channel_differ_as_stocks_own_do() -> None:
+    (found,) = (run for run in bounds.load("engines")["runs"] if run.get("again_with") and run["model"] != "llama8b")
+    ours, stocks = (found[who]["compared"] for who in ("served", "stock again"))
+    name = "log-probabilities, mean difference"
+    assert ours[name] < stocks[name]
+    said = f"and {ours[name]:.2f} in fp8 by channel and token, as do stock's own without CUTLASS's kernels."
+    assert said in text("vllm")
+    assert f"{stocks[name]:.2f}" == f"{ours[name]:.2f}"
+    name = "greedy tokens before the first other"
+    assert f"2 to {ours[name]:.0f} in fp8 by channel ({stocks[name]:.0f})" in text("vllm")
