@@ -139,12 +139,6 @@ def test_tiles_of_a_cluster_share_what_their_slice_of_k_needs(choices: str) -> N
     assert (done.returncode, done.stdout.count("ok ")) == (0, 1), done.stdout + done.stderr
 
 
-def test_a_group_of_more_rows_than_tiles_go_down_at_a_time_is_right() -> None:
-    name = "own.sm90_grouped.bf16_bf16_bf16_f32.tile128x64.cluster_n1.serial.cooperative.swizzle.sm_90a"
-    done = run("sm_90a", "--larger", "--name", name)
-    assert (done.returncode, done.stdout.count("ok ")) == (0, 1), done.stdout + done.stderr
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_slices_of_k_that_take_stages_in_turn_wait_for_their_own(seed: int) -> None:

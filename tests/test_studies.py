@@ -80,11 +80,9 @@ def by_layer(runs: Sequence[Results]) -> dict[str, Any]:
 
 
 def slowest(runs: Sequence[Results]) -> dict[str, Any]:
-    """Of archives that are tuned, where they are slowest above M = 64: beside cuBLAS in bf16 (of all runs but the
-    last), and with scales of blocks beside torch and DeepGEMM (of the last)."""
-    *dense, blocks = runs
+    """Where archives that are tuned are slowest with scales of blocks above M = 64, beside torch and DeepGEMM."""
+    (blocks,) = runs
     return {
-        "bf16, times cuBLAS": dict(least([r for of in dense for r in of], TORCH)),
         "e4m3 in blocks, times torch": dict(least(blocks, TORCH)),
         "e4m3 in blocks, times DeepGEMM": dict(least(blocks, DEEP_GEMM)),
     }
@@ -293,6 +291,21 @@ def below(who: str, cases: Sequence[dict[str, Any]], other: str | None = None) -
     us = [min(case[name]["us"] for name in (who, other or who)) for case in cases]
     slow = [case[TORCH]["us"] / t < summarise_random.SLOWER for t, case in zip(us, cases, strict=True)]
     return sum(slow) / len(slow)
+
+
+def test_the_page_of_grouped_gemm_says_what_was_tried_and_lost() -> None:
+    gathered = [row for rows in study("gathered rows")["answer"].values() for row in rows]
+    gemm = [of_gathered / consecutive for _, consecutive, of_gathered, *_ in gathered]
+    block = [(of_gathered + rank) / (consecutive + permute) for _, consecutive, of_gathered, permute, rank in gathered]
+    assert (
+        f"takes {geomean(gemm):.2f} times as long ({min(gemm):.2f} to {max(gemm):.2f}), and with what ranks tokens "
+        f"{geomean(block):.2f} times ({min(block):.2f} to {max(block):.2f}) as long as behind `moe_permute`"
+    ) in text("sm90_grouped")
+    few, deep, others = study("the order of a group's tiles")["answer"].values()
+    assert (
+        f"{few[1]:.3f} times as long in bf16 ({few[0]} pairs of functions and points), in e4m3 {deep[1]:.2f} times at "
+        f"K = 7168 and over 4,000 rows of a group, and else {others[1]:.2f} times"
+    ) in text("sm90_grouped")
 
 
 def test_the_page_of_the_kernel_says_what_slices_in_clusters_gain() -> None:

@@ -1,10 +1,9 @@
 """Where rows of groups, and their tiles, begin: added up once by one warp of each CTA, from ends that only the device
 knows.
 
-Tiles of one group follow each other down its rows, then across N; with a swizzle down so many tiles of its rows, then
-across N, and so on with its next rows. Ends that fall, or exceed A's rows, are taken as the largest end so far, or as
-A's last, so that whatever they are nothing is written outside D. Of masked rows each group's begin at the first of its
-own, and a count is taken as none or all where it is neither.
+Tiles of one group follow each other, and of these the ones that read the same rows of B. Ends that fall, or exceed A's
+rows, are taken as the largest end so far, or as A's last, so that whatever they are nothing is written outside D. Of
+masked rows each group's begin at the first of its own, and a count is taken as none or all where it is neither.
 
 Knows nothing of what is done with a tile.
 """
@@ -32,7 +31,7 @@ class Groups(NamedTuple):
 
 
 class GroupTile(NamedTuple):
-    """A tile: its group, the group's rows, and the tile's numbers along the group's rows and along N. Of a pair,
+    """A tile: its group, the group's rows, and the tile's numbers along the group's rows and along N. With a `Pair`,
     whether the other CTA's has other rows of B."""
 
     group: Any
@@ -43,12 +42,12 @@ class GroupTile(NamedTuple):
     alone: Any = None
 
 
-class Raster(NamedTuple):
-    """How many tiles there are along N; and how many tiles, or pairs of tiles, of a group follow each other along M
-    before those of other rows of B, None for all."""
+class Pair(NamedTuple):
+    """A CTA of a pair, the first or the second, whose tiles are neighbours along a group's rows, or along N where these
+    have a last tile without a neighbour; and how many tiles there are along N."""
 
+    rank: Any
     tiles_along_n: Any
-    swizzle: int | None
 
 
 def allocate(smem: cutlass.memory.SmemAllocator) -> Groups:
@@ -108,18 +107,9 @@ def _count(along_m: Any, along_n: Any, pairs: bool) -> Any:
     return along_m // 2 * along_n + along_m % 2 * ((along_n + 1) // 2)
 
 
-def tile_at(
-    tokens: int,
-    masked: bool,
-    groups: Groups,
-    count: Any,
-    index: Any,
-    raster: Raster | None = None,
-    pair_rank: Any = None,
-) -> GroupTile:
-    """Tile number `index` of those of `count` groups, which have `tokens` rows each. Or, with `pair_rank`, the tile of
-    the first or the second CTA in pair number `index`: these are neighbours along a group's rows, or along N where the
-    rows have a last tile without a neighbour."""
+def tile_at(tokens: int, masked: bool, groups: Groups, count: Any, index: Any, pair: Pair | None = None) -> GroupTile:
+    """Tile number `index` of those of `count` groups, which have `tokens` rows each; or a CTA's tile in pair number
+    `index`."""
     group = cutlass.Int32(0)  # the last one that begins at this tile or before
     for step in (1 << bit for bit in reversed(range((MOST_GROUPS - 1).bit_length()))):
         later = cutlass.min(group + step, count - 1)
@@ -127,27 +117,17 @@ def tile_at(
     begin, end = (0 if masked else groups.rows[group]), groups.rows[group + 1]
     along_m = (end - begin + tokens - 1) // tokens
     index -= groups.tiles[group]
-    if raster is None or pair_rank is None:
-        return GroupTile(group, begin, end, *_in_raster_order(index, along_m, raster))
+    if pair is None:
+        along_n = index // along_m
+        return GroupTile(group, begin, end, index - along_n * along_m, along_n)
     pairs = along_m // 2
-    rest = index - pairs * raster.tiles_along_n
+    rest = index - pairs * pair.tiles_along_n
     alone = rest >= 0
-    row, along_n = _in_raster_order(index, cutlass.max(pairs, 1), raster)
-    row = cutlass.select_(alone, along_m - 1, 2 * row + pair_rank)
-    along_n = cutlass.select_(alone, 2 * rest + pair_rank, along_n)
+    along_n = index // cutlass.max(pairs, 1)
+    row = 2 * (index - along_n * pairs) + pair.rank
+    row = cutlass.select_(alone, along_m - 1, row)
+    along_n = cutlass.select_(alone, 2 * rest + pair.rank, along_n)
     return GroupTile(group, begin, end, row, along_n, alone)
-
-
-def _in_raster_order(index: Any, along_m: Any, raster: Raster | None) -> tuple[Any, Any]:
-    """Which tile is number `index` of a group's, of which there are `along_m` along M: its numbers along M and N."""
-    before = 0  # tiles along M that pass all of N first
-    if raster is not None and raster.swizzle is not None:
-        each = raster.swizzle * raster.tiles_along_n
-        swizzles = index // each
-        before, index = swizzles * raster.swizzle, index - swizzles * each
-        along_m = cutlass.max(cutlass.min(along_m - before, raster.swizzle), 1)
-    along_n = index // along_m
-    return before + index - along_n * along_m, along_n
 
 
 def _scan(value: Any, lane: Any, first: Any, combine: Any) -> Any:

@@ -17,7 +17,6 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "tile_n": (64, 96, 128, 160, 192, 256),
     "cluster_n": (1, 2),
     "share_b": (False, True),
-    "swizzle": (False,),  # no times were taken yet
 }
 
 

@@ -21,7 +21,6 @@ from aot.kernels import groups as of_groups  # needs the DSL
 from aot.kernels.group_sizes import GROUPS_BYTES, MOST_GROUPS
 from aot.kernels.sm90.grouped import scheduler  # needs the DSL
 from aot.kernels.sm90.grouped.choices import limit, rule  # needs the DSL
-from aot.kernels.sm90.grouped.kernel import Grouped  # needs the DSL
 from aot.kernels.sm90.grouped.plan import plan_of
 from aot.kernels.sm90.persistent.form import Form
 from aot.kernels.sm90.persistent.pipeline import ClusterCta
@@ -39,7 +38,7 @@ ADDED_UP = ("contiguous", "masked", "contiguous_pairs", "masked_pairs")
 SIZES = st.lists(st.integers(0, 300), min_size=1, max_size=40)
 
 
-def tiles(plan: Any, sizes: list[int], across: int, swizzle: int | None = None) -> list[tuple[int, int, range, range]]:
+def tiles(plan: Any, sizes: list[int], across: int) -> list[tuple[int, int, range, range]]:
     """(group, number along N, rows of the tile, those that are stored) of every tile, of all CTAs of a cluster; of
     masked rows their numbers in their group."""
     rows, begins = [0], [0]
@@ -50,7 +49,7 @@ def tiles(plan: Any, sizes: list[int], across: int, swizzle: int | None = None) 
     found = []
     for rank in range(plan.cluster):
         cta = ClusterCta(rank % plan.cluster_rows, rank // plan.cluster_rows)
-        of_cta = scheduler.GroupedScheduler(plan, grid, cta, KTiles(0, 1), of_groups.Groups(rows, begins), swizzle)
+        of_cta = scheduler.GroupedScheduler(plan, grid, cta, KTiles(0, 1), of_groups.Groups(rows, begins))
         for index in range(begins[-1]):
             coord = of_cta.tile_coord(index)
             along_n, along_m = (coord.row, coord.column) if plan.swap else (coord.column, coord.row)
@@ -64,9 +63,9 @@ def tiles(plan: Any, sizes: list[int], across: int, swizzle: int | None = None) 
     ("tile_m", "swap", "cluster_n"), [(8, True, 1), (16, True, 2), (64, False, 1), (128, False, 2)]
 )
 @pytest.mark.parametrize("form", [FORM, MASKED], ids=["contiguous", "masked"])
-@given(SIZES, st.integers(1, 3), st.sampled_from([None, 1, 2, 5]))
+@given(SIZES, st.integers(1, 3))
 def test_every_row_of_every_group_is_stored_by_its_group_alone(
-    form: Form, tile_m: int, swap: bool, cluster_n: int, sizes: list[int], across: int, swizzle: int | None
+    form: Form, tile_m: int, swap: bool, cluster_n: int, sizes: list[int], across: int
 ) -> None:
     options = {"schedule": "cooperative", "swap": swap, "tile_m": tile_m, "tile_n": 128, "cluster_n": cluster_n}
     options["overlap"] = "serial"
@@ -75,7 +74,7 @@ def test_every_row_of_every_group_is_stored_by_its_group_alone(
     with pytest.MonkeyPatch.context() as patched:
         for module_of in (scheduler, of_groups):
             patched.setattr(module_of, "cutlass", NUMBERS)
-        found = tiles(plan, sizes, across, swizzle)
+        found = tiles(plan, sizes, across)
     begin = 0
     wanted, stored = set(), []
     for group, size in enumerate(sizes):
@@ -90,31 +89,9 @@ def test_every_row_of_every_group_is_stored_by_its_group_alone(
     assert len(found) == sum(-(-size // plan.tokens) for size in sizes) * across * cluster_n
 
 
-def test_swizzled_tiles_go_down_some_rows_then_across_n() -> None:
-    options = {"schedule": "cooperative", "swap": False, "tile_m": 128, "tile_n": 128, "cluster_n": 1}
-    plan = plan_of(options | {"overlap": "serial"}, FORM)
-    assert plan.raster_swizzle * plan.tokens == 2048
-    made = (Grouped(options | {"overlap": "serial"} | more, FORM) for more in ({}, {"swizzle": True}))
-    assert [kernel.swizzle for kernel in made] == [None, plan.raster_swizzle]
-    assert rule(options | {"overlap": "serial", "swizzle": True}, FORM) is None
-    swapped = options | {"overlap": "serial", "swizzle": True, "swap": True}
-    assert "are swizzled on WGMMA's M side" in str(rule(swapped, FORM))
-
-    def order(swizzle: int | None) -> list[tuple[int, int]]:
-        with pytest.MonkeyPatch.context() as patched:
-            for module_of in (scheduler, of_groups):
-                patched.setattr(module_of, "cutlass", NUMBERS)
-            return [(made.start // 128, along_n) for _, along_n, made, _ in tiles(plan, [5 * 128], 2, swizzle)]
-
-    assert order(None) == [(m, n) for n in range(2) for m in range(5)]
-    assert order(2) == [(m, n) for ms in ((0, 1), (2, 3), (4,)) for n in range(2) for m in ms]
-
-
 @pytest.mark.parametrize("form", [FORM, MASKED], ids=["contiguous", "masked"])
-@given(SIZES, st.integers(1, 5), st.sampled_from([None, 1, 2]))
-def test_a_pair_of_tiles_has_the_same_rows_of_b_or_each_its_own(
-    form: Form, sizes: list[int], across: int, swizzle: int | None
-) -> None:
+@given(SIZES, st.integers(1, 5))
+def test_a_pair_of_tiles_has_the_same_rows_of_b_or_each_its_own(form: Form, sizes: list[int], across: int) -> None:
     options = {"schedule": "cooperative", "swap": False, "tile_m": 128, "tile_n": 128, "cluster_n": 1, "share_b": True}
     options["overlap"] = "serial"
     assert rule(options, form) is None
@@ -127,7 +104,7 @@ def test_a_pair_of_tiles_has_the_same_rows_of_b_or_each_its_own(
         pairs.append(pairs[-1] + tall // 2 * across + tall % 2 * -(-across // 2))
     grid, groups = scheduler.GroupedGrid(len(sizes), across, pairs[-1]), of_groups.Groups(rows, pairs)
     ctas = ClusterCta(0, 0), ClusterCta(1, 0)
-    both = [scheduler.GroupedScheduler(plan, grid, cta, KTiles(0, 1), groups, swizzle).tile_coord for cta in ctas]
+    both = [scheduler.GroupedScheduler(plan, grid, cta, KTiles(0, 1), groups).tile_coord for cta in ctas]
     made: list[tuple[int, int, int]] = []
     with pytest.MonkeyPatch.context() as patched:
         for module_of in (scheduler, of_groups):

@@ -31,9 +31,6 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     # Clusters of two tiles of the same rows of B, which are shared so. A group's last tile along M, if there is no
     # other, has its neighbour along N beside it, and each CTA loads its own.
     "share_b": (False, True),
-    # Tiles go down 2,048 rows of a group, as in the persistent GEMM's raster order "rows", then across N, before the
-    # next rows; without it down all rows of a group.
-    "swizzle": (False, True),
     # What may happen before the kernel before this one ends: nothing, or all but reading and writing ("launch").
     "overlap": ("serial", "launch"),
 }
@@ -50,8 +47,6 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
         return "the warps that load scales of blocks are those that gather rows"
     if options.get("share_b") and (options["swap"] or options["cluster_n"] > 1):
         return "rows of B are shared on WGMMA's N side, by clusters that share nothing else"
-    if options.get("swizzle") and options["swap"]:
-        return "rows of a group are swizzled on WGMMA's M side"
     if form.quantises and (form.scaling != "block" or form.masked or form.gathered):
         return "D in 8 bits is made of 8-bit inputs with scales of blocks, of rows that lie by groups"
     if reason := persistent.rule(all_choices(options), form):

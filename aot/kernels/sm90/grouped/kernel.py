@@ -27,7 +27,6 @@ class Grouped(Persistent):
 
     def __init__(self, options: Mapping[str, Any], form: Form) -> None:
         super().__init__(plan_of(options, form))
-        self.swizzle = self.plan.raster_swizzle if options.get("swizzle") else None
 
     @cute.jit
     def __call__(
@@ -103,7 +102,7 @@ class Grouped(Persistent):
         cute.arch.sync_threads()
         count = cute.size(ends)
         grid = GroupedGrid(count, tiles_along_n, groups.tiles[count])
-        return GroupedScheduler(plan, grid, cta, KTiles(0, k_tiles), groups, self.swizzle)
+        return GroupedScheduler(plan, grid, cta, KTiles(0, k_tiles), groups)
 
     def _groups(self, smem: cutlass.memory.SmemAllocator) -> Any:
         return allocate(smem)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 
-from ...groups import Groups, Raster, tile_at
+from ...groups import Groups, Pair, tile_at
 from ..persistent.pipeline import ClusterCta
 from ..persistent.plan import Plan
 from ..persistent.scheduler import KTiles, TileCoord, WorkTile
@@ -37,7 +37,6 @@ class GroupedScheduler:
     cta: ClusterCta
     k_tiles: KTiles
     groups: Groups
-    swizzle: int | None = None  # tiles, or pairs, of a group along M that pass all columns before its next
 
     def work_tile(self, index: Any) -> WorkTile:
         """Item `index` of the grid's work, a tile with all of K."""
@@ -46,8 +45,8 @@ class GroupedScheduler:
     def tile_coord(self, index: Any) -> TileCoord:
         """The CTA's tile of D, in the cluster's tile number `index`."""
         plan = self.plan
-        raster, rank = Raster(self.grid.tiles_along_n, self.swizzle), self.cta.row if plan.pairs_tiles else None
-        tile = tile_at(plan.tokens, plan.form.masked, self.groups, self.grid.groups, index, raster, rank)
+        pair = Pair(self.cta.row, self.grid.tiles_along_n) if plan.pairs_tiles else None
+        tile = tile_at(plan.tokens, plan.form.masked, self.groups, self.grid.groups, index, pair)
         begin = tile.begin + tile.along_m * plan.tokens
         # Whole tiles end where the group does.
         first = cutlass.max(cutlass.min(begin, tile.end - plan.tokens), tile.begin)
