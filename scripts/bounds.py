@@ -68,16 +68,19 @@ def decoding() -> list[list[str]]:
     return rows
 
 
-# --- a decode step of Qwen3-30B-A3B, whose experts were timed alone ---
+# --- a decode step of layers of Qwen3-30B-A3B, whose experts were timed alone ---
 
-QWEN_LAYERS, QWEN_DENSE_BYTES = 48, 2 * (48 * (5120 * 2048 + 2048 * 4096) + 151_936 * 2048)
+QWEN = 13  # the run of engines.json
+QWEN_LAYER_WEIGHTS, QWEN_HEAD_WEIGHTS = 5120 * 2048 + 2048 * 4096, 151_936 * 2048  # dense ones, in 16 bits
 DENSE_OVER_FLOOR = 1.15  # of their floor, what stock's dense layers are taken to need, as cuBLAS does in Llama's
 
 
 def qwen_decoding() -> tuple[list[float], list[float]]:
     """How many times as fast as stock a step of each batch could be with experts and dense layers at their floors, and
     how many times as fast it was."""
-    run = load("vllm_qwen3_h200")
+    run = load("engines")["runs"][QWEN]
+    layers = run["stock"]["experts"]
+    dense = 2 * (layers * QWEN_LAYER_WEIGHTS + QWEN_HEAD_WEIGHTS) / BYTES_PER_US * (DENSE_OVER_FLOOR - 1)
     experts = [r for r in load("moe_h200")["results"] if r["model"] == "Qwen3-30B-A3B"]
     could, was = [], []
     for batch in BATCHES:
@@ -87,8 +90,7 @@ def qwen_decoding() -> tuple[list[float], list[float]]:
             between(int(batch), [(r["tokens"], us) for r, us in zip(experts, of, strict=True)])
             for of in ([r["us"]["vllm"] for r in experts], [r["floor_us"] for r in experts])
         )
-        dense = QWEN_DENSE_BYTES / BYTES_PER_US * (DENSE_OVER_FLOOR - 1)
-        could.append(step_us / (step_us - QWEN_LAYERS * (theirs - floor) - dense))
+        could.append(step_us / (step_us - layers * (theirs - floor) - dense))
         was.append(speed["served"] / speed["stock"])
     return could, was
 
