@@ -212,8 +212,10 @@ class GroupedGemm(FieldOperation[Signature]):
         bits comes with `scale_b` alone, as `runtime.torch.prepare_weight` makes both.
 
         If `masked`, A is (groups, rows, K), `out` and `scale_a` are likewise, and what stands for `ends` is how many
-        rows each group has, i32 (groups); those behind are left as they are. `expected_rows` is how many a group is
-        expected to have, 0 for as many as there is room for: the function that serves is chosen by it.
+        rows each group has, i32 (groups); those behind are left as they are.
+
+        The function that serves is chosen for `expected_rows`: how many rows all groups are expected to have, or each
+        if `masked`; 0 for as many as there is room for.
 
         With `indices`, i32 (M), A is (T, K), and row r of `out` (M, columns) is made of A's row `indices[r]`. The
         device takes an index outside A as that of A's first row or last.
@@ -231,7 +233,9 @@ class GroupedGemm(FieldOperation[Signature]):
             raise ArgumentError(f"grouped_gemm has no epilogue {epilogue!r:.50}; it has {known}")
         if overlap not in OVERLAPS:
             raise ArgumentError(f"overlap must be one of {', '.join(OVERLAPS)}, found {overlap!r:.50}")
-        lie = _rows(masked, indices, expected_rows)
+        lie = _rows(masked, indices)
+        if expected_rows and not is_int(expected_rows, 1, MAX_EXTENT):
+            raise ArgumentError(f"expected_rows must be 0 or more, found {expected_rows!r:.50}")
         rows, of_b = view(a, "a", False), view(b, "b", False)
         split = view(ends, "counts" if masked else "ends", False)
         _check_shapes(rows, of_b, split, masked)
@@ -264,7 +268,7 @@ class GroupedGemm(FieldOperation[Signature]):
         return Asked(signature, min(m, expected_rows or m), arguments, out)
 
 
-def _rows(masked: bool, indices: Any, expected_rows: int) -> str:
+def _rows(masked: bool, indices: Any) -> str:
     """How rows come to their groups, one of `ROWS`, by what was given.
 
     Raises:
@@ -272,8 +276,6 @@ def _rows(masked: bool, indices: Any, expected_rows: int) -> str:
     """
     if masked and indices is not None:
         raise ArgumentError("indices go with ends of groups, and masked rows are not gathered")
-    if expected_rows and not (masked and is_int(expected_rows, 1, MAX_EXTENT)):
-        raise ArgumentError(f"expected_rows goes with masked rows, and is 0 or more; found {expected_rows!r:.50}")
     return "masked" if masked else "contiguous" if indices is None else "gathered"
 
 

@@ -31,6 +31,7 @@ from runtime.errors import ArgumentError
 from runtime.gemm.fallback import apply_activation
 from runtime.numbers.epilogue import EPILOGUES
 from runtime.numbers.scaling import SCALE_BLOCK
+from runtime.torch.experts import expected_rows
 
 TOKENS = 1, 8, 32, 128, 512, 2048
 PIECES = "permute", "gate_up", "quantise", "fused", "down", "combine"
@@ -48,6 +49,9 @@ def ours(library: runtime.Library, model: Model) -> dict[str, Callable[[Block], 
     def scales(b: Block, which: int, of_rows: torch.Tensor | None) -> dict[str, Any]:
         return {"scale_a": of_rows, "scale_b": b.weights.scales[which]} if model.scaled else {}
 
+    def expected(b: Block) -> int:
+        return expected_rows(b.ids, b.weights.w13, b.expert_map)
+
     def whole(b: Block) -> None:
         w = b.weights
         more = dict(zip(("w13_bias", "w2_bias"), w.biases, strict=False))
@@ -62,6 +66,7 @@ def ours(library: runtime.Library, model: Model) -> dict[str, Callable[[Block], 
     def gate_up(b: Block) -> None:
         rows, ends, _, *scale = b.permuted
         more = {"bias": b.weights.biases[0] if b.weights.biases else None, **scales(b, 0, next(iter(scale), None))}
+        more["expected_rows"] = expected(b)
         library.grouped_gemm(rows, b.weights.w13, ends, epilogue=model.gate, overlap=OVERLAP, out=b.inner, **more)
 
     def quantise(b: Block) -> None:
@@ -69,13 +74,14 @@ def ours(library: runtime.Library, model: Model) -> dict[str, Callable[[Block], 
 
     def fused(b: Block) -> None:
         rows, ends, _, scale = b.permuted
-        more = {"scale_a": scale, "scale_b": b.weights.scales[0], "overlap": OVERLAP}
+        more = {"scale_a": scale, "scale_b": b.weights.scales[0], "overlap": OVERLAP, "expected_rows": expected(b)}
         narrow, scale = b.narrow
         library.grouped_gemm(rows, b.weights.w13, ends, epilogue=model.gate, out=narrow, scale_d=scale, **more)
 
     def down(b: Block) -> None:
         rows, *scale = b.narrow or (b.inner,)
         more = {"bias": b.weights.biases[1] if b.weights.biases else None, **scales(b, 1, next(iter(scale), None))}
+        more["expected_rows"] = expected(b)
         library.grouped_gemm(rows, b.weights.w2, b.permuted[1], overlap=OVERLAP, out=b.made, **more)
 
     def combine(b: Block) -> None:
@@ -196,7 +202,8 @@ def run(library: runtime.Library, weights: Weights, tokens: int, repeats: int) -
     errors |= {n: error_of(contenders[n](blocks[0]), wanted) for n in ("torch", "vllm") if n in contenders}
     turns: Any = blocks  # which are no operands of one operation
     times = measure.time_interleaved(contenders, turns, model.floor_us(tokens), repeats, graph_us=1000.0)
-    m = {name: tokens * (1 if name in ("permute", "combine") else model.top_k) for name in PIECES}
+    m = {name: expected_rows(blocks[0].ids, weights.w13, blocks[0].expert_map) for name in PIECES}
+    m |= {"permute": tokens, "combine": tokens, "quantise": tokens * model.top_k}
     best = {name: library.entry(s).best(m[name]) for name, s in wanted_of(library, model).items()}
     found: dict[str, Any] = {
         "model": model.name,

@@ -236,15 +236,21 @@ def test_linear_layers_are_served_beside_experts(serve: Any) -> None:
     assert "5 signatures preloaded" in line
 
 
-def test_grouped_gemms_are_preloaded_for_the_rows_of_all_top_k(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("globally", "rows"), [(0, [3, 6, 12]), (24, [1, 2, 3])], ids=["of all top-k", "of those expected here"]
+)
+def test_grouped_gemms_are_preloaded_for_their_rows(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, globally: int, rows: list[int]
+) -> None:
     asked = []
     monkeypatch.setattr(Both, "preload", lambda self, tokens=(), *, only=None: asked.append((list(tokens), set(only))))
-    server = serve()
-    server.serve(routed(server), sizes=(1, 2, 4))
-    keys = {s.key(): s.operation for s in SIGNATURES}
+    signatures = [*SIGNATURES, Permute("bf16", EXPERTS, TOP_K, K, 24)]
+    server = serve(signatures)
+    server.serve(routed(server, globally), sizes=(1, 2, 4))
+    keys = {s.key(): s.operation for s in signatures}
     assert [(sizes, {keys[key] for key in only}) for sizes, only in asked] == [
         ([1, 2, 4], {"moe_permute", "moe_combine"}),
-        ([3, 6, 12], {"grouped_gemm"}),
+        (rows, {"grouped_gemm"}),
     ]
 
 

@@ -5,7 +5,9 @@ Knows the weights of experts as servers hold them, and no module of theirs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -33,27 +35,24 @@ _INTS = 4  # i32 that fill 16 bytes, at multiples of which tensors begin
 
 @dataclass(frozen=True)
 class ExpertsDecision(Decision):
-    """What becomes of the experts of one layer: `per_token` are the keys of the signatures whose M counts tokens, and
-    `per_row` of those whose M counts rows, `top_k` for each token. Both are empty where the server computes them."""
+    """What becomes of the experts of one layer: the keys of the signatures that are called, by how many rows their
+    functions are chosen for of each token: none where the server computes them."""
 
-    per_token: tuple[str, ...] = ()
-    per_row: tuple[str, ...] = ()
-    top_k: int = 0
+    by_rows: Mapping[Fraction, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def asked(self) -> str:
         """All that is called, in one word, empty if the server computes it."""
-        return " ".join((*self.per_token, *self.per_row))
+        return " ".join(key for keys in self.by_rows.values() for key in keys)
 
     @property
     def keys(self) -> set[str]:
         """The signatures that may be called."""
-        return {*self.per_token, *self.per_row}
+        return {key for keys in self.by_rows.values() for key in keys}
 
-    def keys_by_rows(self) -> dict[int, set[str]]:
-        """The same, by how many rows their kernels see for each token."""
-        found = {1: set(self.per_token)}
-        return found | {self.top_k: found.get(self.top_k, set()) | set(self.per_row)}
+    def keys_by_rows(self) -> dict[Fraction, set[str]]:
+        """The same, by how many rows of each token."""
+        return {rows: set(keys) for rows, keys in self.by_rows.items()}
 
 
 def left(reason: str) -> ExpertsDecision:
@@ -107,8 +106,8 @@ class ExpertWeights:
         return tuple(self.w13.shape), tuple(self.w2.shape)
 
     def signatures(self, top_k: int, activation: str, global_experts: int) -> tuple[list[Any], list[Any], list[Any]]:
-        """Those whose M counts tokens; those whose M counts rows, which is `top_k` times as many; and one of the latter
-        kind that takes the place of two of these where the archive has it."""
+        """Those whose M counts tokens; those whose M counts rows, of which there are `top_k` times as many; and one of
+        the latter kind that takes the place of two of these where the archive has it."""
         (experts, wide, k), d = self.w13.shape, dtype_name(self.tokens)
         a, scaling = dtype_name(self.w13.dtype), "block" if self.scales else "none"
         gate, down = self.epilogues(activation)
@@ -147,22 +146,21 @@ def decide(
         return left(f"the map of experts is {expert_map.dtype} {tuple(expert_map.shape)}")
     globally = 0 if expert_map is None else expert_map.shape[0]
     of_tokens, of_rows, better = weights.signatures(top_k, activation, globally)
-    keys: list[tuple[str, ...]] = []
-    for signatures in (of_tokens, of_rows + better):
-        found = []
-        for signature in signatures:
-            try:
-                entry = lib.entry(signature)
-            except AotError as error:  # there is none, or nothing for this GPU, or a table that makes no sense
-                if signature in better:
-                    continue
-                return left(str(error).partition("\n")[0])
-            if entry.state != "tuned":
-                return left(f"{entry.signature.key()} is {entry.state}, never run on a GPU; run: aot tune")
-            found.append(entry.signature.key())
-        keys.append(tuple(dict.fromkeys(found)))
-    per_token, per_row = keys
-    return ExpertsDecision(EXPERTS, per_token=per_token, per_row=per_row, top_k=top_k)
+    experts, _, _ = weights.extents()[0]
+    expected = Fraction(top_k * experts, globally or experts)  # as `expected_rows` has them
+    found: dict[Fraction, dict[str, None]] = {}
+    for signature in of_tokens + of_rows + better:
+        try:
+            entry = lib.entry(signature)
+        except AotError as error:  # there is none, or nothing for this GPU, or a table that makes no sense
+            if signature in better:
+                continue
+            return left(str(error).partition("\n")[0])
+        if entry.state != "tuned":
+            return left(f"{entry.signature.key()} is {entry.state}, never run on a GPU; run: aot tune")
+        rows = expected if isinstance(signature, GroupedGemm) else Fraction(top_k if signature in of_rows else 1)
+        found.setdefault(rows, {})[entry.signature.key()] = None
+    return ExpertsDecision(EXPERTS, by_rows={rows: tuple(keys) for rows, keys in found.items()})
 
 
 def stack_problem(lib: Library, weight: Any) -> str:
@@ -237,6 +235,8 @@ class Launches:
         words: dict[str, Any] = {"experts": experts, **({} if expert_map is None else {"expert_map": expert_map})}
         of_rows = None if self.on_input else weights.to(torch.float32).contiguous()
         of_gates, of_downs = ({"bias": bare(bias)} for bias in self.biases) if self.biases else ({}, {})
+        expected = expected_rows(ids, gates, expert_map)
+        of_gates["expected_rows"] = of_downs["expected_rows"] = expected
         if self.prepared:
             of_gates["scale_b"], of_downs["scale_b"] = (of.scale_b for of in self.prepared)
         if not self.scales:
@@ -252,7 +252,7 @@ class Launches:
         of_gates |= {"scale_a": scale, "scale_b": bare(self.scales[0])}
         of_gates |= {"epilogue": self.activation, "overlap": OVERLAP}
         tokens_in, (narrow, scale) = narrow, _narrow(octets[behind:], count, n)
-        if quantises_in_gemm(self.lib, gates, expected_rows(ids, gates, expert_map), of_gates):
+        if quantises_in_gemm(self.lib, gates, expected, of_gates):
             self.lib.grouped_gemm(tokens_in, gates, ends, out=narrow, scale_d=scale, **of_gates)
         else:
             self.lib.grouped_gemm(tokens_in, gates, ends, out=inner, **of_gates)

@@ -235,8 +235,9 @@ def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
     activation, overlap = more.get("activation", _USUAL), more.get("overlap", USUAL_OVERLAP)
     found = {name: None if more.get(name) is None else bare(more[name]) for name in _TENSORS}
     words = {} if found["expert_map"] is None else {"expert_map": found["expert_map"]}
-    gates = {"epilogue": activation, "overlap": overlap, "bias": found["w13_bias"]}
-    downs = {"overlap": overlap, "bias": found["w2_bias"]}
+    expected = expected_rows(ids, w13, found["expert_map"])
+    gates = {"epilogue": activation, "overlap": overlap, "bias": found["w13_bias"], "expected_rows": expected}
+    downs = {"overlap": overlap, "bias": found["w2_bias"], "expected_rows": expected}
     # What is between launches is made here: a call with `out` that is like one before is launched by its plan.
     rows, inner = hidden.new_empty((ids.numel(), k)), hidden.new_empty((ids.numel(), columns_of(w2)))
     ends, positions = ids.new_empty(w13.shape[0]), torch.empty_like(ids)
@@ -257,7 +258,7 @@ def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
         lib.call("moe_permute", x, ids, scaling=scaling, out=(narrow, ends, positions, scale), **sort)
         gates |= {"scale_a": scale, "scale_b": found["w13_scale"]}
         tokens, (narrow, scale) = narrow, _narrow_like(inner, scaling)
-        if quantises_in_gemm(lib, w13, expected_rows(ids, w13, found["expert_map"]), gates):
+        if quantises_in_gemm(lib, w13, expected, gates):
             lib.grouped_gemm(tokens, w13, ends, out=narrow, scale_d=scale, **gates)
         else:
             lib.grouped_gemm(tokens, w13, ends, out=inner, **gates)
@@ -278,9 +279,9 @@ def quantises_in_gemm(lib: Library, w13: torch.Tensor, rows: int, words: Mapping
 
 
 def expected_rows(ids: torch.Tensor, w13: torch.Tensor, expert_map: torch.Tensor | None) -> int:
-    """How many of all assignments fall to the experts here, if all experts that there are have as many."""
+    """How many of all assignments fall to the experts here, if all experts that there are have as many; rounded up."""
     every = len(w13) if expert_map is None else len(expert_map)
-    return ids.numel() * len(w13) // max(every, 1)
+    return -(-ids.numel() * len(w13) // max(every, 1))
 
 
 @functools.lru_cache(1024)

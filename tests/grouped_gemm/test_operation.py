@@ -30,6 +30,7 @@ BLOCKS = dataclasses.replace(ROW_WISE, n=320, k=272, scaling="block", epilogue="
 QUANTISED = dataclasses.replace(ROW_WISE, d="e4m3", n=512, scaling="block", epilogue="swiglu")
 GATHERED = dataclasses.replace(PLAIN, epilogue="bias", rows="gathered")
 MASKED = dataclasses.replace(PLAIN, rows="masked")
+WIDE = dataclasses.replace(PLAIN, n=512)
 MASKED_BLOCKS = dataclasses.replace(BLOCKS, rows="masked")
 SIGNATURES = [
     MASKED,
@@ -58,8 +59,10 @@ def driver(tmp_path: Path, torch: FakeTorch) -> RecordingDriver:
     served = {"none": PLAIN, "swiglu": SWIGLU, "biased": BIASED, "row_wise": ROW_WISE, "blocks": BLOCKS}
     served["quantised"] = QUANTISED
     served |= {"gathered": GATHERED, "few": MASKED, "many": MASKED, "masked_blocks": MASKED_BLOCKS}
-    ranges = {"few": [(32, "few"), (None, "many")]}
-    rows = [entry(s.to_json(), ranges.get(name, [(None, name)])) for name, s in served.items() if name != "many"]
+    served |= {"few_in_all": WIDE, "many_in_all": WIDE}
+    ranges = {"few": [(32, "few"), (None, "many")], "few_in_all": [(32, "few_in_all"), (None, "many_in_all")]}
+    of = {name: s for name, s in served.items() if not name.startswith("many")}
+    rows = [entry(s.to_json(), ranges.get(name, [(None, name)])) for name, s in of.items()]
     records = [tensors_record(name, *grouped_tensors(_variant(s), s.rows)) for name, s in served.items()]
     return RecordingDriver(kernels=write_archive(tmp_path / "experts.aot", records, rows, "grouped_gemm"))
 
@@ -240,6 +243,16 @@ def test_masked_rows_have_counts_and_are_served_by_how_many_are_expected(
     assert struct.unpack("<I", launch.parameters[4]) == (512,), "what is expected is not what there is room for"
 
 
+def test_rows_of_all_groups_are_served_by_how_many_are_expected(library: Library, driver: RecordingDriver) -> None:
+    a, b, ends = tensors(512, n=WIDE.n)
+    found = library.call("grouped_gemm", a, b, ends)
+    assert driver.launches[-1].symbol == "kernel_many_in_all"
+    for expected, symbol in ((32, "few"), (33, "many"), (1 << 20, "many"), (32, "few")):
+        library.call("grouped_gemm", a, b, ends, out=found, expected_rows=expected)
+        assert driver.launches[-1].symbol == f"kernel_{symbol}_in_all"
+        assert struct.unpack("<I", driver.launches[-1].parameters[4]) == (512,), "all rows there are"
+
+
 def test_scales_of_masked_rows_are_by_group(library: Library, driver: RecordingDriver) -> None:
     given = scaled(BLOCKS) | {"bias": FakeTensor((8, 320)), "out": FakeTensor((8, 9, 320))}
     a, b, counts = FakeTensor((8, 9, 272), "float8_e4m3fn"), given.pop("b"), given.pop("ends")
@@ -258,7 +271,6 @@ def test_scales_of_masked_rows_are_by_group(library: Library, driver: RecordingD
         ({"counts": FakeTensor((9,), dtype="int32")}, "counts of type i32, one for each of 8 groups"),
         ({"indices": FakeTensor((9,), dtype="int32")}, "masked rows are not gathered"),
         ({"expected_rows": -1}, "0 or more"),
-        ({"masked": False, "expected_rows": 4}, "goes with masked rows"),
         ({"out": FakeTensor((72, 256))}, r"out must have the shape \(8, 9, 256\)"),
     ],
 )

@@ -24,7 +24,8 @@ from ..recording_driver import RecordingDriver, entry, operands_record, signatur
 
 
 class ExpertsOnCpu(Library):
-    """Asks each operation what is asked for, and writes what its reference says, over NaN; `calls` has their names."""
+    """Asks each operation what is asked for, and writes what its reference says, over NaN; `calls` has their names, and
+    `chosen_for` how many rows their functions are chosen for."""
 
     @property
     def device(self) -> str:
@@ -33,6 +34,11 @@ class ExpertsOnCpu(Library):
     @property
     def calls(self) -> list[str]:
         found: list[str] = vars(self).setdefault("_calls", [])
+        return found
+
+    @property
+    def chosen_for(self) -> list[int]:
+        found: list[int] = vars(self).setdefault("_chosen_for", [])
         return found
 
     def call(self, operation: str, *tensors: Any, stream: Any = None, **words: Any) -> Any:
@@ -44,6 +50,7 @@ class ExpertsOnCpu(Library):
         if asked.m == 0:
             return asked.result
         self.calls.append(operation)
+        self.chosen_for.append(asked.m)
         operands = _operands(operation, tensors, words, asked.result)
         for output, value in tuning(asked.signature).measures().reference(asked.signature, operands).items():
             written = operands.outputs()[output]

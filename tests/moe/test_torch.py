@@ -118,7 +118,10 @@ def test_experts_that_are_elsewhere_add_nothing(lib: ExpertsOnCpu) -> None:
     expert_map[2::3] = torch.arange(EXPERTS, dtype=torch.int32)
     inside = (ids >= 0) & (ids < EXPERTS)
     globally = torch.where(inside, ids * 3 + 2, 0)
+    lib.chosen_for.clear()
     assert torch.equal(aot.moe(lib, hidden, w13, w2, globally, weights, expert_map=expert_map), found)
+    tokens, expected = len(ids), -(-ids.numel() // 3)
+    assert lib.chosen_for == [tokens, expected, expected, tokens], "a third of the experts is here"
 
 
 def test_no_tokens_launch_nothing(lib: ExpertsOnCpu) -> None:

@@ -99,6 +99,7 @@ def test_of_experts_that_are_elsewhere_no_rows_are_expected() -> None:
     ids, w13 = torch.zeros((100, 8), dtype=torch.int32), torch.zeros((4, 2, 2))
     assert experts_module.expected_rows(ids, w13, None) == 800
     assert experts_module.expected_rows(ids, w13, torch.zeros(64, dtype=torch.int32)) == 50
+    assert experts_module.expected_rows(ids[:1], w13, torch.zeros(64, dtype=torch.int32)) == 1, "rounded up"
 
 
 @SCALINGS
