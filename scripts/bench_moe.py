@@ -202,7 +202,8 @@ def run(library: runtime.Library, weights: Weights, tokens: int, repeats: int) -
     errors |= {n: error_of(contenders[n](blocks[0]), wanted) for n in ("torch", "vllm") if n in contenders}
     turns: Any = blocks  # which are no operands of one operation
     times = measure.time_interleaved(contenders, turns, model.floor_us(tokens), repeats, graph_us=1000.0)
-    m = {name: expected_rows(blocks[0].ids, weights.w13, blocks[0].expert_map) for name in PIECES}
+    rows = expected_rows(blocks[0].ids, blocks[0].weights.w13, blocks[0].expert_map)
+    m = dict.fromkeys(PIECES, rows)
     m |= {"permute": tokens, "combine": tokens, "quantise": tokens * model.top_k}
     best = {name: library.entry(s).best(m[name]) for name, s in wanted_of(library, model).items()}
     found: dict[str, Any] = {
