@@ -1,6 +1,6 @@
 """What bounds the speed-ups of engines and of experts, computed from result files: tables of `render_benchmarks.py`.
 
-A bound is the time of what stays as it is, and of products that read their weights at the rate of an H200's memory.
+A bound is the time of what stays as it is, and of products that read their weights as fast as an H200 reads at all.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from statistics import geometric_mean, median
+from statistics import fmean, geometric_mean, median
 from typing import Any, NamedTuple
 
 from report import ROOT
@@ -19,23 +19,24 @@ BATCHES = "1", "16", "64"
 
 # --- a decode step of Llama-3.1-8B ---
 
-LAYERS, LAYER_WEIGHTS, HEAD_BYTES = 32, (6144 + 4096 + 28672) * 4096 + 4096 * 14336, 128_256 * 4096 * 2
+LAYERS, HEAD_BYTES = 32, 128_256 * 4096 * 2
+LAYER = tuple(n * k for n, k in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)))  # weights of each GEMM
+LAYER_WEIGHTS = sum(LAYER)
 
 
 class Served(NamedTuple):
-    """Runs of engines.json, bytes of a weight, and the microseconds of a layer's four GEMMs at batch 1 and 64 by the
-    archives that they ran with, which the tree does not have."""
+    """Runs of engines.json, bytes of a weight, and what of the study "a layer's GEMMs" says how long these take."""
 
     runs: tuple[int, ...]
     weight_bytes: int
-    gemms_us: tuple[float, float]
+    gemms: str
 
 
 DECODED = {
-    "bf16": Served((4, 6, 9, 11, 26), 2, (108, 113)),
-    "fp8 by channel and token": Served((5, 7), 1, (59, 66)),
-    "fp8 by blocks": Served((8, 10), 1, (63, 75)),
-    "fp8 by blocks, stock with DeepGEMM": Served((12,), 1, (63, 75)),
+    "bf16": Served((4, 6, 9, 11, 26), 2, "bf16"),
+    "fp8 by channel and token": Served((5, 7), 1, "fp8 by channel and token"),
+    "fp8 by blocks, stock with DeepGEMM": Served((12,), 1, "fp8 by blocks"),
+    "fp8 by blocks, stock with CUTLASS": Served((8, 10), 1, "fp8 by blocks"),
 }
 
 
@@ -50,20 +51,31 @@ def layer_us(runs: Sequence[Any], who: str, batch: str) -> float:
     return (median(steps) - HEAD_BYTES / BYTES_PER_US) / LAYERS
 
 
+def study(name: str) -> Any:
+    """The answer of a study of studies_h200.json."""
+    (found,) = (s for s in load("studies_h200")["studies"] if s["study"] == name)
+    return found["answer"]
+
+
+def cold_read_us(count: float) -> float:
+    """Microseconds that reading so many bytes from memory takes at least."""
+    return between(count / 2**20, [(float(mib), us) for mib, us in study("a cold read").items()])
+
+
 def decoding() -> list[list[str]]:
-    """For each way to serve: microseconds of a layer that weights need, those of stock and ours at each batch, and at
-    the first and the last batch our GEMMs and by how much ours could at most be faster than stock."""
+    """For each way to serve: microseconds of a layer that reading its weights takes; and at each batch those of stock
+    and ours, of our GEMMs and all else, and how many times as fast as stock ours could be at most."""
     engines, rows = load("engines")["runs"], []
     head = HEAD_BYTES / BYTES_PER_US / LAYERS
     for label, of in DECODED.items():
-        runs, floor = [engines[i] for i in of.runs], LAYER_WEIGHTS * of.weight_bytes / BYTES_PER_US
+        runs, floor = [engines[i] for i in of.runs], sum(cold_read_us(count * of.weight_bytes) for count in LAYER)
+        gemms_us = [(float(batch), fmean(us)) for batch, us in study("a layer's GEMMs")[of.gemms].items()]
         cells = [label, f"{floor:.0f}"]
         for batch in BATCHES:
             stock, ours = (layer_us(runs, who, batch) for who in ("stock", "served"))
-            cells.append(f"{stock:.0f}, {ours:.0f}")
-            if batch in (BATCHES[0], BATCHES[-1]):
-                gemms = of.gemms_us[batch == BATCHES[-1]]
-                cells += [f"{gemms:.0f}", f"{(stock + head) / (floor + ours - gemms + head):.2f}"]
+            gemms = between(int(batch), gemms_us)
+            most = (stock + head) / (floor + ours - gemms + head)
+            cells += [f"{stock:.0f}, {ours:.0f}", f"{gemms:.0f} + {ours - gemms:.0f}", f"{most:.2f}"]
         rows.append(cells)
     return rows
 
@@ -137,8 +149,6 @@ FEW = 128  # tokens, or rows of DeepSeek's rank that 1,024 tokens come to
 def grouped_over_cold_read() -> dict[str, tuple[float, int]]:
     """By kind the time of grouped GEMMs of few tokens over a cold read of the weights of experts that tokens are
     expected to choose, or their operations where these take longer: the geometric mean, and of how many cases."""
-    (study,) = (s for s in load("studies_h200")["studies"] if s["study"] == "a cold read")
-    curve = [(float(mib), us) for mib, us in study["answer"].items()]
     found: dict[str, list[float]] = {}
     for result in load("grouped_h200")["results"]:
         if "masked" in result["kind"]:
@@ -151,6 +161,6 @@ def grouped_over_cold_read() -> dict[str, tuple[float, int]]:
             if tokens > (FEW if of.top_k > 1 else 8 * FEW):
                 continue
             active = of.groups * (1 - (1 - of.top_k / of.groups) ** tokens)
-            read = between(active * n * k * bits / 8 / 2**20, curve)
+            read = cold_read_us(active * n * k * bits / 8)
             found.setdefault(result["kind"], []).append(us / max(read, 2 * rows * n * k / FLOPS_PER_US[bits]))
     return {kind: (geometric_mean(of), len(of)) for kind, of in found.items()}

@@ -29,12 +29,12 @@ def test_what_is_not_in_a_table_is_on_the_line_through_its_neighbours() -> None:
 
 
 def test_a_step_is_bounded_by_weights_and_by_what_is_no_gemm() -> None:
-    bf16, *_, deep_gemm = bounds.decoding()
-    weights, gemms, head = 101.4, 108, 7.64
+    bf16, _, deep_gemm, _ = bounds.decoding()
+    weights, gemms, head = 103.7, 106.15, 7.64
     stock, ours = map(float, bf16[2].split(", "))
     assert float(bf16[4]) == pytest.approx((stock + head) / (weights + ours - gemms + head), abs=0.01)
-    stock, ours = map(float, deep_gemm[6].split(", "))
-    assert f"its GEMMs take {ours - stock:.0f} us of a layer less than ours" in text("vllm")
+    stock, ours = map(float, deep_gemm[8].split(", "))
+    assert f"its GEMMs take {ours - stock:.0f} us of a layer less than ours" in text("engines")
 
 
 def test_no_engine_is_beyond_its_bound() -> None:
@@ -45,17 +45,17 @@ def test_no_engine_is_beyond_its_bound() -> None:
 def test_the_page_says_what_a_prefill_needs() -> None:
     weights = bounds.LAYERS * bounds.LAYER_WEIGHTS
     ms = 2 * 2048 * weights / bounds.FLOPS_PER_US[16] / 1e3
-    assert f"GEMMs need {ms * 720 / 700:.0f} at the 700 TFLOP/s" in text("vllm")
+    assert f"GEMMs need {ms * 720 / 700:.0f} at the 700 TFLOP/s" in text("engines")
     runs = [bounds.load("engines")["runs"][i] for i in bounds.DECODED["bf16"].runs]
     whole = [run["stock"]["prefill"]["2048"]["s"] * 1e3 for run in runs]
-    assert f"Of the {sorted(whole)[1]:.0f} ms of 2048 tokens" in text("vllm")
+    assert f"Of the {sorted(whole)[1]:.0f} ms of 2048 tokens" in text("engines")
 
 
 def test_the_page_says_what_residuals_gave() -> None:
     (study,) = (s for s in bounds.load("studies_h200")["studies"] if s["study"] == "residuals in a decode step")
     gains = {batch: 1 - with_[1] / with_[0] for batch, with_ in study["answer"].items() if batch != "spread"}
     least, most = (f"{-x:.1%}".removesuffix("%") for x in sorted(gains.values())[:3:2][::-1])
-    assert f"saved {gains['1']:.1%} of a step at batch 1 and cost {least} to {most}% at 16 to 64" in text("vllm")
+    assert f"saved {gains['1']:.1%} of a step at batch 1 and cost {least} to {most}% at 16 to 64" in text("engines")
 
 
 def test_the_page_says_how_far_experts_are_from_their_floor() -> None:
@@ -81,17 +81,22 @@ def test_grouped_gemms_of_few_tokens_read_weights_at_the_rate_of_memory() -> Non
 def test_the_page_says_how_long_tokens_waited_in_bf16() -> None:
     """The longest of a hundred waits for a token after the first, of engines on one GPU with all that they need."""
 
-    def waits(run: int) -> list[float]:
-        both = (bounds.load("engines")["runs"][run][who]["traffic"]["in_turn"]["itl_p99_ms"] for who in BOTH)
+    def waits(run: int, what: str, engines: tuple[str, ...] = BOTH) -> list[float]:
+        both = (bounds.load("engines")["runs"][run][who]["traffic"]["in_turn"][f"{what}_p99_ms"] for who in engines)
         return [statistics.median(of) for of in both]
 
-    earlier = [waits(run) for run in (4, 6, 9, 11, 21, 26)]
-    worse = [(ours, stock) for stock, ours in earlier if ours > stock]
-    (stock, ours), (ours_at_most, stock_then) = waits(3), max(worse)
-    assert (len(worse), len(earlier)) == (4, 6)
+    runs = 4, 6, 9, 11, 21, 26
+    first, later = (
+        [(ours, stock) for stock, ours in (waits(run, what) for run in runs) if ours > stock]
+        for what in ("ttft", "itl")
+    )
+    assert (len(first), len(later)) == (5, 4)
+    (stock, ours), (ours_at_most, stock_then) = waits(3, "itl"), max(later)
+    of_stock, of_ours, again = waits(26, "ttft", (*BOTH, "stock again"))
     assert (
-        f"was worse in four of six runs of earlier code, at most {ours_at_most:.0f} ms for {stock_then:.0f}; in one of "
-        f"later code, on an H100, it was {ours:.0f} for {stock:.0f}."
+        f"for the first token in five of six runs of earlier code ({of_ours:.0f} ms for {of_stock:.0f}, where a second "
+        f"engine of stock's had {again:.0f}), for later ones in four (at most {ours_at_most:.0f} ms for "
+        f"{stock_then:.0f}); in one run of later code, on an H100, {ours:.0f} for {stock:.0f}."
     ) in text("vllm")
 
 
@@ -120,8 +125,7 @@ def test_answers_in_fp8_by_channel_differ_as_stocks_own_do() -> None:
     ours, stocks = (found[who]["compared"] for who in ("served", "stock again"))
     name = "log-probabilities, mean difference"
     assert ours[name] < stocks[name]
-    said = f"and {ours[name]:.2f} in fp8 by channel and token, as do stock's own without CUTLASS's kernels."
+    said = f"and {ours[name]:.2f} in fp8 by channel. Stock's own differ by {stocks[name]:.2f} in the last,"
     assert said in text("vllm")
-    assert f"{stocks[name]:.2f}" == f"{ours[name]:.2f}"
     name = "greedy tokens before the first other"
     assert f"2 to {ours[name]:.0f} in fp8 by channel ({stocks[name]:.0f})" in text("vllm")

@@ -297,6 +297,8 @@ def test_the_page_of_grouped_gemm_says_what_was_tried_and_lost() -> None:
     gathered = [row for rows in study("gathered rows")["answer"].values() for row in rows]
     gemm = [of_gathered / consecutive for _, consecutive, of_gathered, *_ in gathered]
     block = [(of_gathered + rank) / (consecutive + permute) for _, consecutive, of_gathered, permute, rank in gathered]
+    few = [b for (tokens, *_), b in zip(gathered, block, strict=True) if tokens <= 16][-5:]
+    assert f"DeepSeek's up to 16 tokens {min(few):.2f} to {max(few):.2f} times." in text("sm90_grouped")
     assert (
         f"takes {geomean(gemm):.2f} times as long ({min(gemm):.2f} to {max(gemm):.2f}), and with what ranks tokens "
         f"{geomean(block):.2f} times ({min(block):.2f} to {max(block):.2f}) as long as behind `moe_permute`"
