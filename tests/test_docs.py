@@ -278,3 +278,12 @@ def imports_of(path: Path) -> Iterator[list[str]]:
             start = start + (node.module.split(".") if node.module else [])
             names = [[*start, alias.name] for alias in node.names]
         yield from (name for name in names if name[0] in ROOMS)
+
+
+@pytest.mark.parametrize("name", ["vllm.md", "sglang.md"])
+def test_servers_get_no_compiler_of_ours(name: str) -> None:
+    """vLLM and SGLang need another nvidia-cutlass-dsl than `build` does, which is installed apart."""
+    page = (ROOT / "docs" / name).read_text()
+    assert "pip install . " in page
+    assert "pip install '.[build]'" not in page
+    assert "\naot build" not in page
