@@ -17,7 +17,9 @@ or VLLM_DISABLED_KERNELS=CutlassFP8ScaledMMLinearKernel in fp8. If --most-differ
 their mean difference of log-probabilities; where these are equal, as cuBLASLt leaves those of a text, greedy tokens of
 the archives are to agree with stock's for half as long as stock's own. What is compiled, from before an engine starts
 until all was measured, is counted by whose code asked for it (compilations.py). With --reload-minutes the archives are
-rewritten and loaded again under random requests, before answers are compared. With --lengths prompts are prefilled
+rewritten and loaded again under random requests, before answers are compared. With --profile, kernels of so many decode
+steps at each batch are timed by what they are for (kernel_times.py), after all that is measured without the profiler.
+With --lengths prompts are prefilled
 whose lengths are new to the process, then others of the same lengths: what a new one takes longer is what a new M
 costs.
 
@@ -46,6 +48,7 @@ from pathlib import Path
 from typing import Any
 
 import compilations
+import kernel_times
 import reloads
 import traffic
 import turns
@@ -63,6 +66,7 @@ BOTH = STOCK, SERVED = "stock", "served"
 AGAIN = "stock again"
 ANSWER_PROMPTS, ANSWER_TOKENS, TEXT_TOKENS = 32, 64, 512
 LENGTHS, MOST_LENGTHS = (513, 4000), 1000  # beyond vLLM's largest CUDA graph; to fit with an answer in max_model_len
+PROFILED_AFTER = 8  # steps, of which the first are prefills
 WARM_LENGTHS = 514, 720, 1026, 1440, 2050, 2880, 3602  # never drawn; Triton compiles once more for multiples of 16
 MEAN_DIFFERENCE = "log-probabilities, mean difference"
 GREEDY = "greedy tokens before the first other"
@@ -87,6 +91,7 @@ def main() -> int:
     if options.reload_minutes and not options.archive:
         raise ArgumentError("--reload-minutes takes --archive, which is what is loaded again")
     with contextlib.ExitStack() as stack:
+        options.traces = Path(stack.enter_context(tempfile.TemporaryDirectory())) if options.profile else None
         files = stack.enter_context(reloads.copied(options.archive)) if options.reload_minutes else None
         options.archive = options.archive if files is None else files.paths
         return _one_engine(options, model, files)
@@ -151,6 +156,12 @@ def _measured(engine: Any, options: argparse.Namespace, files: reloads.Files | N
         with mine.turn():
             figures["traffic"] = traffic.measured(engine.llm_engine, _sampling, options.traffic, options.traffic_seed)
         print(f"traffic: {json.dumps(figures['traffic'])}", flush=True)
+    if options.profile:
+        figures["profile"] = {}
+        for batch in options.batches:
+            with mine.turn():
+                figures["profile"][str(batch)] = found = _profiled(engine, batch, options)
+            print(f"a step at batch {batch}, us: {json.dumps(found and found['us'])}", flush=True)
     if files is not None:
         with mine.turn():
             figures["reloads"] = reloads.under_traffic(engine, files, _sampling, options.reload_minutes)
@@ -158,6 +169,22 @@ def _measured(engine: Any, options: argparse.Namespace, files: reloads.Files | N
     with mine.turn():
         figures["answers"] = _answers(engine)
     return figures
+
+
+def _profiled(engine: Any, batch: int, options: argparse.Namespace) -> dict[str, Any] | None:
+    """Microseconds of a decode step of so many sequences, by what kernels are for, and of those that took most; None
+    where vLLM wrote no trace with kernels."""
+    before = set(options.traces.iterdir())
+    engine.start_profile()
+    tokens = 2 * PROFILED_AFTER + options.profile
+    _generate(engine, drawn_prompts(batch, PROMPT_TOKENS, "profiled"), max_tokens=tokens)
+    engine.stop_profile()
+    new = [path for path in options.traces.iterdir() if path not in before and ".trace.json" in path.name]
+    kernels = kernel_times.read(new[0]) if new else []
+    if not kernels:
+        return None
+    of_steps = kernels, options.profile
+    return {"us": kernel_times.by_purpose(*of_steps), "longest": kernel_times.longest(*of_steps)}
 
 
 def _lengths(engine: Any, mine: Turns, count: int) -> dict[str, Any]:
@@ -263,7 +290,10 @@ def _of_one_engine(options: argparse.Namespace) -> list[str]:
     words = [f"--engine={json.dumps({**memory, **options.engine})}"]
     for name in ("batches", "prompts"):
         words.append(f"--{name}={','.join(map(str, getattr(options, name)))}")
-    words += [f"--{name}={getattr(options, name)}" for name in ("tokens", "repeats", "layers", "lengths", "traffic")]
+    words += [
+        f"--{name}={getattr(options, name)}"
+        for name in ("tokens", "repeats", "layers", "lengths", "traffic", "profile")
+    ]
     words.append(f"--traffic-seed={options.traffic_seed}")
     return [*words, *(["--unquantised"] if options.unquantised else [])]
 
@@ -291,6 +321,8 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--traffic-seed", default=traffic.USUAL_SEED, metavar="TEXT", help=seed)
     lengths = "how many lengths of prompts are prefilled while new to the process, then again; each must fit in a step"
     parser.add_argument("--lengths", type=int, default=0, metavar="N", help=lengths)
+    profile = "so many decode steps at each batch, to time kernels by what they are for"
+    parser.add_argument("--profile", type=int, default=0, metavar="STEPS", help=profile)
     minutes = "of random requests, with reloads of the archives between them"
     parser.add_argument("--reload-minutes", type=float, default=0.0, metavar="M", help=minutes)
     parser.add_argument("--unquantised", action="store_true", help="leave quantization_config out of config.json")
@@ -361,6 +393,17 @@ def _engine(options: argparse.Namespace, folder: Path, is_packed: bool) -> Any:
     if options.archive:
         register()  # as an entry point does where the distribution is installed
         settings["additional_config"] = {"cute_aot": options.archive}
+    if options.profile:
+        settings["profiler_config"] = {
+            "profiler": "torch",
+            "torch_profiler_dir": str(options.traces),
+            "torch_profiler_with_stack": False,
+            "torch_profiler_use_gzip": False,
+            "torch_profiler_dump_cuda_time_total": False,
+            "ignore_frontend": True,
+            "delay_iterations": PROFILED_AFTER,
+            "max_iterations": options.profile,
+        }
     if options.layers:
         settings["hf_overrides"] = {"num_hidden_layers": options.layers}
     return LLM(

@@ -1,0 +1,68 @@
+"""What a GPU's kernels were for, and how long they took, by a trace of torch's profiler; needs neither torch nor a GPU.
+
+A kernel counts for as long as it runs after all that began before it have ended: one that begins early and waits counts
+nothing for that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+OURS = "this project's"
+# What the first of these that is in a kernel's name is for. Names are those of vLLM's kernels, of FlashAttention, of
+# what Inductor makes, with the operations that it fused, and of libraries.
+PURPOSES = (
+    (OURS, r"aotkernels|cutlassoperators"),
+    ("attention", r"flash|attn|attention|fmha|reshape_and_cache"),
+    ("quantising", r"quant|to_fp8|float8"),
+    ("norms", r"norm|rsqrt"),
+    ("activations", r"silu|gelu|act_and_mul|sigmoid"),
+    ("experts", r"moe|expert|topk_softmax|topkgating"),
+    ("GEMMs", r"nvjet|gemm|cutlass|cublas|splitk|matmul|deep_gemm|_mm_"),
+    ("positions", r"rotary|rope"),
+    ("copies", r"^memcpy|^memset"),
+)
+OTHERS = "others"
+
+
+class Ran(NamedTuple):
+    """A kernel: its name, and when it began and ended, in microseconds."""
+
+    name: str
+    begin: float
+    end: float
+
+
+def read(trace: Path) -> list[Ran]:
+    """All kernels, copies and fills of a trace, in the order in which they began."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    of_gpu = [e for e in events if e.get("ph") == "X" and e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    return sorted((Ran(e["name"], e["ts"], e["ts"] + e["dur"]) for e in of_gpu), key=lambda ran: ran[1:])
+
+
+def purpose(name: str) -> str:
+    """What a kernel is for."""
+    return next((what for what, pattern in PURPOSES if re.search(pattern, name, re.IGNORECASE)), OTHERS)
+
+
+def by_purpose(kernels: Iterable[Ran], steps: int) -> dict[str, float]:
+    """Microseconds of each of `steps`, by what kernels are for."""
+    found: Counter[str] = Counter()
+    ended = float("-inf")
+    for ran in kernels:
+        found[purpose(ran.name)] += max(0.0, ran.end - max(ran.begin, ended))
+        ended = max(ended, ran.end)
+    return {what: round(us / steps, 2) for what, us in found.most_common()}
+
+
+def longest(kernels: Iterable[Ran], steps: int, count: int = 12) -> dict[str, float]:
+    """Microseconds of each of `steps` of the kernels that took most, by the beginning of their names."""
+    found: Counter[str] = Counter()
+    for ran in kernels:
+        found[ran.name[:60]] += ran.end - ran.begin
+    return {name: round(us / steps, 2) for name, us in found.most_common(count)}
