@@ -160,8 +160,8 @@ def _measured(engine: Any, options: argparse.Namespace, files: reloads.Files | N
         figures["profile"] = {}
         for batch in options.batches:
             with mine.turn():
-                figures["profile"][str(batch)] = found = _profiled(engine, batch, options)
-            print(f"a step at batch {batch}, us: {json.dumps(found and found['us'])}", flush=True)
+                figures["profile"][str(batch)] = step = _profiled(engine, batch, options)
+            print(f"a step at batch {batch}, us: {json.dumps(step and step['us'])}", flush=True)
     if files is not None:
         with mine.turn():
             figures["reloads"] = reloads.under_traffic(engine, files, _sampling, options.reload_minutes)

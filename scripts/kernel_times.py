@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,17 +52,23 @@ def purpose(name: str) -> str:
 
 def by_purpose(kernels: Iterable[Ran], steps: int) -> dict[str, float]:
     """Microseconds of each of `steps`, by what kernels are for."""
-    found: Counter[str] = Counter()
+    found: defaultdict[str, float] = defaultdict(float)
     ended = float("-inf")
     for ran in kernels:
         found[purpose(ran.name)] += max(0.0, ran.end - max(ran.begin, ended))
         ended = max(ended, ran.end)
-    return {what: round(us / steps, 2) for what, us in found.most_common()}
+    return _of_each_step(found, steps)
 
 
 def longest(kernels: Iterable[Ran], steps: int, count: int = 12) -> dict[str, float]:
     """Microseconds of each of `steps` of the kernels that took most, by the beginning of their names."""
-    found: Counter[str] = Counter()
+    found: defaultdict[str, float] = defaultdict(float)
     for ran in kernels:
         found[ran.name[:60]] += ran.end - ran.begin
-    return {name: round(us / steps, 2) for name, us in found.most_common(count)}
+    return _of_each_step(found, steps, count)
+
+
+def _of_each_step(found: Mapping[str, float], steps: int, count: int | None = None) -> dict[str, float]:
+    """The most first."""
+    most = sorted(found.items(), key=lambda item: -item[1])[:count]
+    return {what: round(us / steps, 2) for what, us in most}
