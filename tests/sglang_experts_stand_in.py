@@ -36,6 +36,7 @@ class StandardTopKOutput(NamedTuple):
 
 @dataclass
 class MoeRunnerConfig:
+    num_experts: int | None = None
     activation: str = "silu"
     is_gated: bool = True
     apply_router_weight_on_input: bool = False

@@ -175,3 +175,14 @@ def test_linear_layers_are_served_beside_experts(serve: Any) -> None:
     server = serve()
     server.serve(server.linear(HIDDEN, HIDDEN), layer_of())
     assert "serves 1 of 1 linear layers and 1 of 1 expert layers" in server.lines[0]
+
+
+@pytest.mark.parametrize(("in_all", "expected"), [(None, 20 * TOP_K), (EXPERTS, 20 * TOP_K), (4 * EXPERTS, 15)])
+def test_functions_are_chosen_for_the_rows_that_a_rank_expects(serve: Any, in_all: int | None, expected: int) -> None:
+    server = serve()
+    layer = layer_of(UnquantizedFusedMoEMethod(num_experts=in_all))
+    server.serve(layer)
+    x, weights, ids = tokens(20)
+    ids[::2] = -1  # experts of other ranks
+    near(layer(x, weights, ids), wanted_of(layer, x, weights, ids))
+    assert server.lib.chosen_for == [20, expected, expected, 20]

@@ -135,11 +135,11 @@ class ExpertWeights:
 
 
 def decide(
-    lib: Library, weights: ExpertWeights, top_k: int, activation: str, expert_map: Any = None
+    lib: Library, weights: ExpertWeights, top_k: int, activation: str, expert_map: Any = None, global_experts: int = 0
 ) -> ExpertsDecision:
     """What `lib` has for experts with these weights; only kernels that were found right on a GPU. `activation` is a
     gated epilogue of grouped_gemm, which says how rows of gate and up lie; `expert_map` (global experts), i32, is there
-    where ids are of more experts than these."""
+    where ids are of more experts than these, and `global_experts` says how many there are where no map does."""
     if problem := weights.problem(lib):
         return left(problem)
     if expert_map is not None and (expert_map.dtype != torch.int32 or expert_map.dim() != 1):
@@ -147,7 +147,7 @@ def decide(
     globally = 0 if expert_map is None else expert_map.shape[0]
     of_tokens, of_rows, better = weights.signatures(top_k, activation, globally)
     experts, _, _ = weights.extents()[0]
-    expected = Fraction(top_k * experts, globally or experts)  # as `expected_rows` has them
+    expected = Fraction(top_k * experts, globally or max(global_experts, experts))  # as `expected_rows` has them
     found: dict[Fraction, dict[str, None]] = {}
     for signature in of_tokens + of_rows + better:
         try:

@@ -53,7 +53,7 @@ def decision(lib: Library, layer: Any, dtype: Any) -> ExpertsDecision:
     scales = tuple(getattr(layer, f"{name}_weight_scale_inv").data for name in ("w13", "w2")) if fp8 else ()
     weighed = "permute" if config.apply_router_weight_on_input else "output"
     weights = ExpertWeights(layer.w13_weight, layer.w2_weight, dtype, (), scales, weighed)
-    return decide(lib, weights, layer.top_k, gate)
+    return decide(lib, weights, layer.top_k, gate, global_experts=config.num_experts or 0)
 
 
 def take(lib: Library, layer: Any, log: logging.Logger) -> None:
@@ -79,6 +79,8 @@ def _function(lib: Library, instead: Callable[..., Any], log: logging.Logger) ->
         words: dict[str, Any] = {"activation": _GATES[runner_config.activation]}
         if quant_info.use_fp8_w8a8:
             words |= {"w13_scale": quant_info.w13_scale, "w2_scale": quant_info.w2_scale}
+        if runner_config.num_experts:
+            words["global_experts"] = runner_config.num_experts
         if runner_config.apply_router_weight_on_input:
             words["apply_router_weight_on_input"] = True
         given = dispatch_output.hidden_states, quant_info.w13_weight, quant_info.w2_weight

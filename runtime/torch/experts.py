@@ -34,7 +34,7 @@ _TENSORS = "expert_map", "w13_bias", "w2_bias", "w13_scale", "w2_scale"  # by ke
 _ON_INPUT = "apply_router_weight_on_input"
 _WORDS = (
     f"{', '.join(f'Tensor? {name}=None' for name in _TENSORS)}, str activation='swiglu', str overlap='launch', "
-    f"bool {_ON_INPUT}=False"
+    f"bool {_ON_INPUT}=False, int global_experts=0"
 )
 _ID_TYPES = torch.int32, torch.int64
 _WEIGHT_TYPES = torch.float32, torch.float16, torch.bfloat16
@@ -64,6 +64,7 @@ class MoeOptions(TypedDict, total=False):
     activation: str
     overlap: str
     apply_router_weight_on_input: bool
+    global_experts: int
 
 
 OPERATORS.define(f"moe({_GIVEN}, *, {_WORDS}) -> Tensor", tags=TAGS)
@@ -87,7 +88,9 @@ def moe(
     hidden (..., K); w13 (experts, 2N, K), rows of gate before those of up, as vLLM and transformers store them, and w2
     (experts, K, N); topk_ids and topk_weights (..., top_k), or (T, top_k) with T rows of hidden. An id outside the
     range of experts adds nothing, and so does one that `expert_map` (global experts), i32, takes to -1: with it, ids
-    are global, and the map says which of the experts here each is. `w13_bias` (experts, 2N) is added before the
+    are global, and the map says which of the experts here each is. Functions are chosen for the rows that these are
+    expected to have, if all experts have as many; how many there are in all `global_experts` says where no map does, as
+    where ids of those elsewhere are -1. `w13_bias` (experts, 2N) is added before the
     activation, its elements in the order of w13's rows, and `w2_bias` (experts, K) to what down makes, so before router
     weights; both are of hidden's type. `out`, of hidden's shape, is written and returned; without it a new tensor of
     hidden's type is.
@@ -235,7 +238,7 @@ def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
     activation, overlap = more.get("activation", _USUAL), more.get("overlap", USUAL_OVERLAP)
     found = {name: None if more.get(name) is None else bare(more[name]) for name in _TENSORS}
     words = {} if found["expert_map"] is None else {"expert_map": found["expert_map"]}
-    expected = expected_rows(ids, w13, found["expert_map"])
+    expected = expected_rows(ids, w13, found["expert_map"], more.get("global_experts", 0))
     gates = {"epilogue": activation, "overlap": overlap, "bias": found["w13_bias"], "expected_rows": expected}
     downs = {"overlap": overlap, "bias": found["w2_bias"], "expected_rows": expected}
     # What is between launches is made here: a call with `out` that is like one before is launched by its plan.
@@ -278,9 +281,11 @@ def quantises_in_gemm(lib: Library, w13: torch.Tensor, rows: int, words: Mapping
     return _has(register(lib), lib.digest, Signature(*types, groups, n, k, epilogue, words["overlap"], "block"))
 
 
-def expected_rows(ids: torch.Tensor, w13: torch.Tensor, expert_map: torch.Tensor | None) -> int:
+def expected_rows(
+    ids: torch.Tensor, w13: torch.Tensor, expert_map: torch.Tensor | None, global_experts: int = 0
+) -> int:
     """How many of all assignments fall to the experts here, if all experts that there are have as many; rounded up."""
-    every = len(w13) if expert_map is None else len(expert_map)
+    every = max(global_experts, len(w13)) if expert_map is None else len(expert_map)
     return -(-ids.numel() * len(w13) // max(every, 1))
 
 
