@@ -154,15 +154,8 @@ READ = {
     f"{_MOE}.moe_runner.base": tuple(
         f"MoeRunnerConfig.{name}"
         for name in (
-            *(
-                "num_experts",
-                "activation",
-                "is_gated",
-                "apply_router_weight_on_input",
-                "no_combine",
-                "routed_scaling_factor",
-            ),
-            *("gemm1_alpha", "gemm1_clamp_limit", "swiglu_limit"),
+            *("num_experts", "activation", "is_gated", "apply_router_weight_on_input", "no_combine"),
+            *("routed_scaling_factor", "gemm1_alpha", "gemm1_clamp_limit", "swiglu_limit"),
         )
     ),
     f"{_MOE}.moe_runner.triton": tuple(
