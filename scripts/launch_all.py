@@ -38,7 +38,7 @@ from runtime.program.record import Record, SuppliedArgument, TensorArgument
 from runtime.tables.dispatch import serves
 
 SCHEDULES = (
-    *("cooperative", "pingpong", "swap", "share_b", "split_k4", "stream_k", "nonpersistent", "quads"),
+    *("cooperative", "pingpong", "swap", "share_b", "stream_k", "nonpersistent", "quads"),
     *("launch", "weights", "overlap", "block_scaled", "two_launches", "sliced_k2"),
 )
 Extents = Mapping[str, tuple[int, ...]]

@@ -139,29 +139,6 @@ def test_tiles_of_a_cluster_share_what_their_slice_of_k_needs(choices: str) -> N
     assert (done.returncode, done.stdout.count("ok ")) == (0, 1), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("choices", "cases"),
-    [
-        ("bf16_bf16_bf16_f32.tile32x128.cluster_n1.serial.cooperative.split_k4.swap", ()),
-        *(
-            pytest.param(choices, cases, marks=pytest.mark.long)
-            for choices, cases in (
-                ("bf16_bf16_bf16_f32.tile32x128.cluster_n1.serial.cooperative.split_k4.swap", ("--larger",)),
-                (
-                    "e4m3_e4m3_bf16_f32.row_column_scaled.tile32x128.cluster_n1.serial.cooperative.split_k4.swap",
-                    ("--larger",),
-                ),
-                ("e4m3_e4m3_bf16_f32.block_scaled.tile64x128.cluster_n1.serial.cooperative.split_k4", ()),
-                ("e4m3_e4m3_bf16_f32.block_scaled.tile64x192.cluster_n1.serial.cooperative.split_k4", ("--larger",)),
-            )
-        ),
-    ],
-)
-def test_slices_of_k_of_a_groups_tile_are_added_up(choices: str, cases: tuple[str, ...]) -> None:
-    done = run("sm_90a", *cases, "--name", f"own.sm90_grouped.{choices}.sm_90a")
-    assert (done.returncode, done.stdout.count("ok ")) == (0, 1), done.stdout + done.stderr
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_slices_of_k_that_take_stages_in_turn_wait_for_their_own(seed: int) -> None:

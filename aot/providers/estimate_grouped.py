@@ -18,14 +18,12 @@ from ..search.grouped_gemm import active_groups, rows_of
 from ..search.variants import Variant
 
 _PROCESSORS, _RATES = h200.MULTIPROCESSORS, h200.GROUPED
-_SLICES_US = 1.0  # that a cluster takes to add up slices of K: a guess
 
 
 def estimate_us(plan: Plan, signature: Signature, m: int) -> float:
     """Microseconds on an H200 at `m` rows of `signature`, weights not in L2."""
     of_b = plan.rows if plan.swap else plan.columns
-    halves = plan.passes_over and plan.m_atoms == 1
-    tile = _Tile(plan.tokens, of_b, plan.cluster_along_n, plan.pairs_tiles, halves, plan.split_k)
+    tile = _Tile(plan.tokens, of_b, plan.cluster_along_n, plan.pairs_tiles, plan.passes_over and plan.m_atoms == 1)
     hidden_us = _RATES.pingpong_us if plan.pingpong else 0.0
     # A warp group's epilogue is hidden by the other's next tile.
     hiding = max(0.0, _tiles(tile, signature, m) / _PROCESSORS - 1.0)
@@ -41,14 +39,13 @@ def of_operator(variant: Variant, signature: Signature, m: int) -> float:
 
 class _Tile(NamedTuple):
     """A CTA's tile of D: its rows, of B its rows, how many CTAs load its rows of A together, whether pairs of tiles
-    share rows of B, whether half a tile without rows is not multiplied, and how many CTAs have a slice of its K."""
+    share rows of B, and whether half a tile without rows is not multiplied."""
 
     m: int
     n: int
     shared_by: int
     pairs: bool = False
     halves: bool = False
-    slices: int = 1
 
 
 def _tiles(tile: _Tile, signature: Signature, m: int) -> float:
@@ -74,21 +71,19 @@ def tiles_of_group(rows: float, tile_m: int) -> float:
 
 def _us(tile: _Tile, signature: Signature, m: int) -> float:
     element = DTYPES[signature.a].bits / 8
-    waves = math.ceil(_tiles(tile, signature, m) * tile.slices / _PROCESSORS)
-    k = signature.k / tile.slices
+    waves = math.ceil(_tiles(tile, signature, m) / _PROCESSORS)
     rows_of_group = rows_of(signature, m) / signature.groups
     tiles = tiles_of_group(rows_of_group, tile.m)
     # Of a pair each CTA loads half of B's rows; a group's last tile may be in none.
     of_b = tile.n * (tiles_of_group(rows_of_group, 2 * tile.m) / tiles if tile.pairs else 1.0)
-    loaded_us = (tile.m / tile.shared_by + of_b) * k * element / _RATES.loaded_bytes_per_us
+    loaded_us = (tile.m / tile.shared_by + of_b) * signature.k * element / _RATES.loaded_bytes_per_us
     narrow = DTYPES[signature.a].narrow
     rate = _RATES.narrow_flops_per_us if narrow else _RATES.flops_per_us
     multiplied = tiles_of_group(rows_of_group, tile.m // 2) / (2 * tiles) if tile.halves else 1.0
-    products_us = 2.0 * tile.m * tile.n * multiplied * k * _PROCESSORS / rate
+    products_us = 2.0 * tile.m * tile.n * multiplied * signature.k * _PROCESSORS / rate
     # Loads and products of 8-bit types take nearly as long as each other, so neither hides the other quite.
     hidden_us = _RATES.hidden * min(products_us, loaded_us) if narrow else 0.0
-    tile_us = _RATES.tile_us + (_SLICES_US if tile.slices > 1 else 0.0)
-    computed = waves * (max(products_us, loaded_us) + hidden_us + tile_us)
+    computed = waves * (max(products_us, loaded_us) + hidden_us + _RATES.tile_us)
     made = rows_of(signature, m)
     rows = active_groups(signature.groups, made) * signature.n + made
     stored = made * signature.columns * DTYPES[signature.d].bits / 8

@@ -17,7 +17,6 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "tile_n": (64, 96, 128, 160, 192, 256),
     "cluster_n": (1, 2),
     "share_b": (False, True),
-    "split_k4": (False,),  # no times were taken yet
 }
 
 
@@ -39,8 +38,6 @@ def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
         return "half of 96 rows, as a gate has, fill no atom of WGMMA evenly"
     if not blocks and (options["tile_n"] == 160 or options.get("share_b")):
         return "tiles of 160 columns, and pairs of tiles that share rows of B, are for scales of blocks"
-    if options.get("split_k4") and (not few or options["tile_n"] != 128):
-        return "slices of K give SMs work where tiles are few and small"
     if few and options.get("share_b"):
         return "few tokens have no second tile that would share rows of B"
     if not few and options["tile_n"] < 128:

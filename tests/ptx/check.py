@@ -97,10 +97,6 @@ LARGER = (
     Case(_gemm("bf16", "bf16", "bf16", 264, 2184), 170),
     Case(_gemm("e4m3", "e4m3", "bf16", 264, 4368, scaling="row_column"), 170),
     Case(_gemm("e4m3", "e4m3", "bf16", 264, 4368, scaling="block"), 170),
-    # Four slices, of groups with fewer rows than a tile.
-    Case(Grouped("bf16", "bf16", "bf16", 3, 144, 5200), 40),
-    Case(Grouped("e4m3", "e4m3", "bf16", 3, 144, 5200, scaling="block"), 40),
-    Case(Grouped("e4m3", "e4m3", "bf16", 3, 144, 5200, scaling="row_column"), 40),
 )
 
 

@@ -31,15 +31,11 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     # Clusters of two tiles of the same rows of B, which are shared so. A group's last tile along M, if there is no
     # other, has its neighbour along N beside it, and each CTA loads its own.
     "share_b": (False, True),
-    # Clusters of four CTAs that take slices of K of the same tile: where few groups have rows, and so there are fewer
-    # tiles than SMs, of which two slices would leave as many without work.
-    "split_k4": (False, True),
     # What may happen before the kernel before this one ends: nothing, or all but reading and writing ("launch").
     "overlap": ("serial", "launch"),
 }
-# Gathered rows are loaded by threads, which multicast nothing and load all of K.
-_OF_CLUSTERS = "cluster_n", "share_b", "split_k4"
-OPTIONS_OF_GATHERED = {name: values for name, values in OPTIONS.items() if name not in _OF_CLUSTERS}
+# Gathered rows are loaded by threads, which multicast nothing.
+OPTIONS_OF_GATHERED = {name: values for name, values in OPTIONS.items() if name not in ("cluster_n", "share_b")}
 
 
 def rule(options: Mapping[str, Any], form: Form) -> str | None:

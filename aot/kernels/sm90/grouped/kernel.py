@@ -15,7 +15,7 @@ from ..persistent.kernel import Persistent
 from ..persistent.operands import batch_last, column_operand, gate_beside_up, gathered_operand, output, row_operand
 from ..persistent.pipeline import ClusterCta
 from ..persistent.plan import STAGE_BYTES_OF_K
-from ..persistent.scheduler import slice_of
+from ..persistent.scheduler import KTiles
 from .plan import plan_of
 from .scheduler import GroupedGrid, GroupedScheduler
 
@@ -69,17 +69,14 @@ class Grouped(Persistent):
         if cutlass.const_expr(plan.form.masked):
             most = cute.ceil_div(extents[0], plan.tokens) * groups * tiles_along_n
         clusters = cutlass.min(most, max_active_clusters)
-        k_multiples = cute.ceil_div(cute.size(a, mode=[1]), STAGE_BYTES_OF_K * 8 // a.element_type.width)
-        # What is not there is zeros.
-        if cutlass.const_expr(plan.k_tile_multiple > 1):
-            k_multiples = cute.ceil_div(k_multiples, plan.k_tile_multiple)
-        if cutlass.const_expr(plan.split_k > 1):
-            k_multiples = cutlass.max(k_multiples, plan.split_k)
+        k_tiles = cute.ceil_div(cute.size(a, mode=[1]), STAGE_BYTES_OF_K * 8 // a.element_type.width)
+        if cutlass.const_expr(plan.k_tile_multiple > 1):  # what is not there is zeros
+            k_tiles = cute.ceil_div(k_tiles, plan.k_tile_multiple) * plan.k_tile_multiple
         self.kernel(
             of_rows,
             of_columns,
             (*of_out, out),
-            (ends, tiles_along_n, k_multiples),
+            (ends, tiles_along_n, k_tiles),
             extents,
             (scale_a, scale_b, bias, None, scale_d),
         ).launch(
@@ -97,7 +94,7 @@ class Grouped(Persistent):
     ) -> Any:
         """Which tiles fall to this CTA, of groups that one of its warps adds up."""
         plan, groups = self.plan, storage.groups
-        ends, tiles_along_n, k_multiples = of_grid
+        ends, tiles_along_n, k_tiles = of_grid
         if warp_index == 0:
             if cutlass.const_expr(plan.overlap):
                 cute.arch.griddepcontrol_wait()  # the kernel before may be what says where groups end
@@ -105,7 +102,7 @@ class Grouped(Persistent):
         cute.arch.sync_threads()
         count = cute.size(ends)
         grid = GroupedGrid(count, tiles_along_n, groups.tiles[count])
-        return GroupedScheduler(plan, grid, cta, slice_of(plan, k_multiples, slice_k), groups)
+        return GroupedScheduler(plan, grid, cta, KTiles(0, k_tiles), groups)
 
     def _groups(self, smem: cutlass.memory.SmemAllocator) -> Any:
         return allocate(smem)

@@ -11,8 +11,8 @@ from typing import Any
 from ..persistent.form import Form
 from ..persistent.plan import Plan
 
-# What a persistent GEMM may choose besides.
-FIXED = {"stream_k": False, "nonpersistent": False, "order": "rows"}
+# What a persistent GEMM may choose besides: tiles have all of K.
+FIXED = {"split_k": 1, "stream_k": False, "nonpersistent": False, "order": "rows"}
 
 
 def plan_of(options: Mapping[str, Any], form: Form) -> Plan:
@@ -22,5 +22,4 @@ def plan_of(options: Mapping[str, Any], form: Form) -> Plan:
 
 def all_choices(options: Mapping[str, Any]) -> dict[str, Any]:
     """These and the choices that are always alike; with gathered rows, clusters share no rows of A or B."""
-    shared = {"cluster_m": 2 if options.get("share_b") else 1, "split_k": 4 if options.get("split_k4") else 1}
-    return {"cluster_n": 1, **options, **shared, **FIXED}
+    return {"cluster_n": 1, **options, "cluster_m": 2 if options.get("share_b") else 1, **FIXED}

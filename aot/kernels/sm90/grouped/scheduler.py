@@ -39,7 +39,7 @@ class GroupedScheduler:
     groups: Groups
 
     def work_tile(self, index: Any) -> WorkTile:
-        """Item `index` of the grid's work, a tile with the CTA's slice of K."""
+        """Item `index` of the grid's work, a tile with all of K."""
         return WorkTile(index, self.k_tiles, None)
 
     def tile_coord(self, index: Any) -> TileCoord:
