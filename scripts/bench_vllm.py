@@ -18,7 +18,7 @@ their mean difference of log-probabilities; where these are equal, as cuBLASLt l
 the archives are to agree with stock's for half as long as stock's own. What is compiled, from before an engine starts
 until all was measured, is counted by whose code asked for it (compilations.py). With --reload-minutes the archives are
 rewritten and loaded again under random requests, before answers are compared. With --profile, kernels of so many decode
-steps at each batch are timed by what they are for (kernel_times.py), after all that is measured without the profiler.
+steps at each batch are timed by what they are for (kernel_times.py), after decoding, prefills and traffic.
 With --lengths prompts are prefilled
 whose lengths are new to the process, then others of the same lengths: what a new one takes longer is what a new M
 costs.
@@ -76,6 +76,8 @@ def main() -> int:
     options = _options().parse_args()
     if not 0 <= options.lengths <= MOST_LENGTHS:
         raise ArgumentError(f"--lengths takes 0 to {MOST_LENGTHS}, found {options.lengths}")
+    if options.profile < 0:
+        raise ArgumentError(f"--profile takes 0 steps or more, found {options.profile}")
     if options.traffic_seed != traffic.USUAL_SEED and not options.traffic:
         raise ArgumentError("--traffic-seed takes --traffic, whose requests it draws")
     if options.beside_stock:

@@ -18,12 +18,12 @@ OURS = "this project's"
 # what Inductor makes, with the operations that it fused, and of libraries.
 PURPOSES = (
     (OURS, r"aotkernels|cutlassoperators"),
-    ("attention", r"flash|attn|attention|fmha|reshape_and_cache"),
+    ("attention", r"flash(?!infer)|attn|attention|fmha|flashinfer.*(decode|prefill|mla)|reshape_and_cache"),
     ("quantising", r"quant|to_fp8|float8"),
     ("norms", r"norm|rsqrt"),
     ("activations", r"silu|gelu|act_and_mul|sigmoid"),
     ("experts", r"moe|expert|topk_softmax|topkgating"),
-    ("GEMMs", r"nvjet|gemm|cutlass|cublas|splitk|matmul|deep_gemm|_mm_"),
+    ("GEMMs", r"nvjet|gemm|cutlass|cublas|splitk|matmul|deep_gemm|_mm_|marlin"),
     ("positions", r"rotary|rope"),
     ("copies", r"^memcpy|^memset"),
 )
@@ -61,7 +61,8 @@ def by_purpose(kernels: Iterable[Ran], steps: int) -> dict[str, float]:
 
 
 def longest(kernels: Iterable[Ran], steps: int, count: int = 12) -> dict[str, float]:
-    """Microseconds of each of `steps` of the kernels that took most, by the beginning of their names."""
+    """Microseconds of each of `steps` of the kernels that ran longest, with what they wait, by the beginning of their
+    names."""
     found: defaultdict[str, float] = defaultdict(float)
     for ran in kernels:
         found[ran.name[:60]] += ran.end - ran.begin

@@ -516,6 +516,7 @@ def test_traffic_is_drawn_by_the_seed_that_is_given(runs: Runs, monkeypatch: pyt
         (("--lengths", "1001"), "--lengths takes 0 to 1000, found 1001"),
         (("--lengths", "-1"), "--lengths takes 0 to 1000, found -1"),
         (("--traffic-seed", "b"), "--traffic-seed takes --traffic"),
+        (("--profile", "-1"), "--profile takes 0 steps or more, found -1"),
     ],
 )
 def test_lengths_and_seeds_that_draw_nothing_are_refused(

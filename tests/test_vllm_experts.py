@@ -237,7 +237,7 @@ def test_linear_layers_are_served_beside_experts(serve: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("globally", "rows"), [(0, [3, 6, 12]), (24, [1, 2, 3])], ids=["of all top-k", "of those expected here"]
+    ("globally", "rows"), [(0, [3, 6, 12]), (24, [])], ids=["of all top-k", "which calls alone know"]
 )
 def test_grouped_gemms_are_preloaded_for_their_rows(
     serve: Any, monkeypatch: pytest.MonkeyPatch, globally: int, rows: list[int]

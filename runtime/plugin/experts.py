@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -35,10 +34,11 @@ _INTS = 4  # i32 that fill 16 bytes, at multiples of which tensors begin
 
 @dataclass(frozen=True)
 class ExpertsDecision(Decision):
-    """What becomes of the experts of one layer: the keys of the signatures that are called, by how many rows their
-    functions are chosen for of each token: none where the server computes them."""
+    """What becomes of the experts of one layer: the keys of the signatures that are called, by how many rows each token
+    has; none where the server computes them. It is 0 where experts are elsewhere, and functions are so chosen for fewer
+    rows than operands have: only a call makes a plan of that."""
 
-    by_rows: Mapping[Fraction, tuple[str, ...]] = field(default_factory=dict)
+    by_rows: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def asked(self) -> str:
@@ -50,8 +50,8 @@ class ExpertsDecision(Decision):
         """The signatures that may be called."""
         return {key for keys in self.by_rows.values() for key in keys}
 
-    def keys_by_rows(self) -> dict[Fraction, set[str]]:
-        """The same, by how many rows of each token."""
+    def keys_by_rows(self) -> dict[int, set[str]]:
+        """The same, by how many rows of each token, or 0."""
         return {rows: set(keys) for rows, keys in self.by_rows.items()}
 
 
@@ -147,8 +147,8 @@ def decide(
     globally = 0 if expert_map is None else expert_map.shape[0]
     of_tokens, of_rows, better = weights.signatures(top_k, activation, globally)
     experts, _, _ = weights.extents()[0]
-    expected = Fraction(top_k * experts, globally or max(global_experts, experts))  # as `expected_rows` has them
-    found: dict[Fraction, dict[str, None]] = {}
+    is_elsewhere = (globally or global_experts) > experts  # some of them, as `expected_rows` has it
+    found: dict[int, dict[str, None]] = {}
     for signature in of_tokens + of_rows + better:
         try:
             entry = lib.entry(signature)
@@ -158,7 +158,9 @@ def decide(
             return left(str(error).partition("\n")[0])
         if entry.state != "tuned":
             return left(f"{entry.signature.key()} is {entry.state}, never run on a GPU; run: aot tune")
-        rows = expected if isinstance(signature, GroupedGemm) else Fraction(top_k if signature in of_rows else 1)
+        rows = top_k if signature in of_rows + better else 1
+        if isinstance(signature, GroupedGemm) and is_elsewhere:
+            rows = 0
         found.setdefault(rows, {})[entry.signature.key()] = None
     return ExpertsDecision(EXPERTS, by_rows={rows: tuple(keys) for rows, keys in found.items()})
 

@@ -9,7 +9,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 from ..errors import AotError, ArgumentError
@@ -72,9 +71,9 @@ class Decision:
             return {self.fused, self.plain} if self.apart else {self.fused}
         return {key for key in (self.plain, self.biased) if key}
 
-    def keys_by_rows(self) -> dict[Fraction, set[str]]:
-        """The same, by how many rows their functions are chosen for of each token."""
-        return {Fraction(1): self.keys}
+    def keys_by_rows(self) -> dict[int, set[str]]:
+        """The same, by how many rows their kernels see for each token."""
+        return {1: self.keys}
 
 
 def decide(lib: Library, layer: Any) -> Decision:

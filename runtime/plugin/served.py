@@ -11,8 +11,6 @@ import logging
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from fractions import Fraction
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +158,7 @@ class Served:
         decisions = [self._decisions[layer] for layer in (self._decisions if layers is None else layers)]
         decisions += [Decision(kind, reason=reason) for kind, reason in self._quantised_left.elements()]
         keys = {key for each in decisions for key in each.keys}
-        by_rows: defaultdict[Fraction, set[str]] = defaultdict(set)
+        by_rows: defaultdict[int, set[str]] = defaultdict(set)
         for each in decisions:
             for rows, of in each.keys_by_rows().items():
                 by_rows[rows] |= of
@@ -206,18 +204,18 @@ class Served:
                 self._fused.append(mlp)
                 mlp.leave_to_gemm()
 
-    def _preload(self, keys: set[str], rows: Fraction = Fraction(1), tokens: tuple[int, int | None] = (1, None)) -> int:
-        """Load the kernels of these signatures, which are chosen for so many rows of each token, and plan for as many
-        numbers of tokens as plans are kept, of those from the first to the last of `tokens`."""
+    def _preload(self, keys: set[str], rows: int = 1, tokens: tuple[int, int | None] = (1, None)) -> int:
+        """Load the kernels of these signatures, which see so many rows for each token, and plan for as many numbers of
+        tokens as plans are kept, of those from the first to the last of `tokens`; where `rows` is 0 plan nothing."""
         assert self.lib is not None
         least, most = tokens
-        sizes = [ceil(m * rows) for m in self._sizes if least <= m and (most is None or m <= most)]
+        sizes = [m * rows for m in self._sizes if rows and least <= m and (most is None or m <= most)]
         try:
             self.lib.preload(sizes, only=keys)
         except ArgumentError:  # too many plans: the least numbers of tokens are those of most graphs
             self.lib.preload(only=keys)
             return 0
-        return len(self._sizes)
+        return len(self._sizes) if rows else 0
 
     # --- it runs ---
 

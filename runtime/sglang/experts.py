@@ -79,7 +79,7 @@ def _function(lib: Library, instead: Callable[..., Any], log: logging.Logger) ->
         words: dict[str, Any] = {"activation": _GATES[runner_config.activation]}
         if quant_info.use_fp8_w8a8:
             words |= {"w13_scale": quant_info.w13_scale, "w2_scale": quant_info.w2_scale}
-        if runner_config.num_experts:
+        if (runner_config.num_experts or 0) > len(quant_info.w13_weight):
             words["global_experts"] = runner_config.num_experts
         if runner_config.apply_router_weight_on_input:
             words["apply_router_weight_on_input"] = True

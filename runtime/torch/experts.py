@@ -175,6 +175,13 @@ def _check(given: Sequence[torch.Tensor], more: Mapping[str, Any]) -> None:
             f"topk_ids and topk_weights must both be (..., top_k), of as many tokens as hidden {tuple(hidden.shape)}; "
             f"found {tuple(ids.shape)} and {tuple(weights.shape)}"
         )
+    if globally := more.get("global_experts", 0):
+        mapped = more.get("expert_map")
+        if globally < experts or (mapped is not None and len(mapped) != globally):
+            raise ArgumentError(
+                f"global_experts must be 0, or at least the {experts} experts of w13 and as many as expert_map has; "
+                f"found {globally}"
+            )
     for of, weight in (("w13", w13), ("w2", w2)):
         _check_bias(of, weight, more, hidden)
         _check_scale(of, weight, more.get(f"{of}_scale"))
@@ -285,7 +292,7 @@ def expected_rows(
     ids: torch.Tensor, w13: torch.Tensor, expert_map: torch.Tensor | None, global_experts: int = 0
 ) -> int:
     """How many of all assignments fall to the experts here, if all experts that there are have as many; rounded up."""
-    every = max(global_experts, len(w13)) if expert_map is None else len(expert_map)
+    every = (global_experts or len(w13)) if expert_map is None else len(expert_map)
     return -(-ids.numel() * len(w13) // max(every, 1))
 
 

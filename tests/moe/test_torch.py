@@ -122,6 +122,18 @@ def test_experts_that_are_elsewhere_add_nothing(lib: ExpertsOnCpu) -> None:
     assert torch.equal(aot.moe(lib, hidden, w13, w2, globally, weights, expert_map=expert_map), found)
     tokens, expected = len(ids), -(-ids.numel() // 3)
     assert lib.chosen_for == [tokens, expected, expected, tokens], "a third of the experts is here"
+    lib.chosen_for.clear()
+    assert torch.equal(aot.moe(lib, hidden, w13, w2, ids, weights, global_experts=3 * EXPERTS), found)
+    assert lib.chosen_for == [tokens, expected, expected, tokens], "and no map says so"
+
+
+@pytest.mark.parametrize("more", [{"global_experts": EXPERTS - 1}, {"global_experts": -1}])
+def test_fewer_experts_than_there_are_are_refused(lib: ExpertsOnCpu, more: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"global_experts must be 0, or at least the {EXPERTS} experts"):
+        aot.moe(lib, *tensors(), **more)
+    mapped = torch.zeros(2 * EXPERTS, dtype=torch.int32)
+    with pytest.raises(ArgumentError, match="as many as expert_map has; found"):
+        aot.moe(lib, *tensors(), expert_map=mapped, global_experts=3 * EXPERTS)
 
 
 def test_no_tokens_launch_nothing(lib: ExpertsOnCpu) -> None:
