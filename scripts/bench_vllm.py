@@ -66,7 +66,7 @@ BOTH = STOCK, SERVED = "stock", "served"
 AGAIN = "stock again"
 ANSWER_PROMPTS, ANSWER_TOKENS, TEXT_TOKENS = 32, 64, 512
 LENGTHS, MOST_LENGTHS = (513, 4000), 1000  # beyond vLLM's largest CUDA graph; to fit with an answer in max_model_len
-PROFILED_AFTER = 8  # steps, of which the first are prefills
+PROFILED_AFTER = 8  # steps, of which the first are prefills: of fewer tokens than so many steps may have
 WARM_LENGTHS = 514, 720, 1026, 1440, 2050, 2880, 3602  # never drawn; Triton compiles once more for multiples of 16
 MEAN_DIFFERENCE = "log-probabilities, mean difference"
 GREEDY = "greedy tokens before the first other"
@@ -181,7 +181,7 @@ def _profiled(engine: Any, batch: int, options: argparse.Namespace) -> dict[str,
     tokens = 2 * PROFILED_AFTER + options.profile
     _generate(engine, drawn_prompts(batch, PROMPT_TOKENS, "profiled"), max_tokens=tokens)
     engine.stop_profile()
-    new = [path for path in options.traces.iterdir() if path not in before and ".trace.json" in path.name]
+    new = sorted(path for path in options.traces.iterdir() if path not in before and ".trace.json" in path.name)
     kernels = kernel_times.read(new[0]) if new else []
     if not kernels:
         return None

@@ -81,7 +81,7 @@ GROUPED = {  # by the kinds of scripts/bench_grouped.py
     "bf16": "bf16",
     "e4m3 row_column": "e4m3, scales of rows and columns",
     "e4m3 block": "e4m3, scales of blocks",
-    "e4m3 block masked": "the same, masked rows",
+    "e4m3 block masked": "the same, masked, by rows of a group",
 }
 GROUPED_ELSEWHERE = {"grouped_h200_before": "earlier kernels, other H200s", "grouped_h100": "on an H100"}
 PEERS = (  # file, kind, contender, what the row says

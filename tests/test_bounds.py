@@ -120,6 +120,16 @@ def test_the_page_says_what_engines_compiled_and_reloaded() -> None:
     assert f"{said}, in {max(each['slowest_reload_s'] for each in reloads):.2f} s at most." in text("vllm")
 
 
+def test_the_page_says_what_few_gave_by_channel() -> None:
+    runs = bounds.load("engines")["runs"]
+    gains = [
+        [run["served"]["decode"][b]["tokens_per_s"] / run["stock"]["decode"][b]["tokens_per_s"] for b in bounds.BATCHES]
+        for run in (runs[20], runs[19])
+    ]
+    few, without = ("{:.2f}, {:.2f} and {:.2f}".format(*of) for of in gains)
+    assert f"`few` gave {few} on an H100, and without it {without}." in text("vllm")
+
+
 def test_answers_in_fp8_by_channel_differ_as_stocks_own_do() -> None:
     (found,) = (run for run in bounds.load("engines")["runs"] if run.get("again_with") and run["model"] != "llama8b")
     ours, stocks = (found[who]["compared"] for who in ("served", "stock again"))

@@ -253,6 +253,15 @@ def test_rows_of_all_groups_are_served_by_how_many_are_expected(library: Library
         assert struct.unpack("<I", driver.launches[-1].parameters[4]) == (512,), "all rows there are"
 
 
+def test_rows_that_are_expected_are_no_less_than_none(library: Library) -> None:
+    a, b, ends = tensors()
+    indices = FakeTensor((9,), dtype="int32")
+    for more in ({}, {"indices": indices, "bias": FakeTensor((8, 256))}):
+        with pytest.raises(ArgumentError, match="expected_rows must be 0 or more, found -1"):
+            library.call("grouped_gemm", a, b, ends, expected_rows=-1, **more)
+        library.call("grouped_gemm", a, b, ends, expected_rows=4, **more)
+
+
 def test_scales_of_masked_rows_are_by_group(library: Library, driver: RecordingDriver) -> None:
     given = scaled(BLOCKS) | {"bias": FakeTensor((8, 320)), "out": FakeTensor((8, 9, 320))}
     a, b, counts = FakeTensor((8, 9, 272), "float8_e4m3fn"), given.pop("b"), given.pop("ends")

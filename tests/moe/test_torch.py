@@ -146,7 +146,7 @@ def test_no_tokens_launch_nothing(lib: ExpertsOnCpu) -> None:
 def test_it_is_one_operator_of_a_compiled_graph_for_any_number_of_tokens(lib: ExpertsOnCpu, biased: bool) -> None:
     _, w13, w2, *_ = tensors()
     torch._dynamo.reset()
-    more = dict(zip(("w13_bias", "w2_bias"), biases(), strict=True)) if biased else {}
+    more = dict(zip(("w13_bias", "w2_bias"), biases(), strict=True)) if biased else {"global_experts": 2 * EXPERTS}
 
     def eager(hidden: Any, ids: Any, weights: Any) -> Any:
         return aot.moe(lib, hidden * 2, w13, w2, ids, weights, **more) + 1
