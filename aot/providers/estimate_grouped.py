@@ -76,12 +76,7 @@ def _us(tile: _Tile, signature: Signature, m: int) -> float:
     tiles = tiles_of_group(rows_of_group, tile.m)
     # Of a pair each CTA loads half of B's rows; a group's last tile may be in none.
     of_b = tile.n * (tiles_of_group(rows_of_group, 2 * tile.m) / tiles if tile.pairs else 1.0)
-    # A group's first tile along M brings B from memory, others find it in L2; rows behind A's last are only zeroed.
-    cold = of_b * min(1.0, -math.expm1(-rows_of_group) / tiles)
-    there = min(tile.m, rows_of(signature, m))
-    of_a = there + (tile.m - there) * _RATES.zeroed
-    loaded_us = (of_a / tile.shared_by + of_b - cold) * signature.k * element / _RATES.loaded_bytes_per_us
-    loaded_us += cold * signature.k * element / _RATES.brought_bytes_per_us
+    loaded_us = (tile.m / tile.shared_by + of_b) * signature.k * element / _RATES.loaded_bytes_per_us
     narrow = DTYPES[signature.a].narrow
     rate = _RATES.narrow_flops_per_us if narrow else _RATES.flops_per_us
     multiplied = tiles_of_group(rows_of_group, tile.m // 2) / (2 * tiles) if tile.halves else 1.0

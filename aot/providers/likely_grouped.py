@@ -19,16 +19,12 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "share_b": (False, True),
 }
 
-_CUT = 96, 192  # rows of B, of few tokens
-
 
 def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
     """Why choices that are legal, each among `OPTIONS`, are not worth compiling together, or None."""
     few = options["tile_m"] <= 64
     between = options["tile_m"] % WGMMA_ROWS > 0  # a tile that only swapped operands have
-    # Rows of B on WGMMA's N side are cut as finely as a wave of tiles needs; on its M side by atoms of 64.
-    cut = options["tile_m"] == WGMMA_ROWS and options["tile_n"] in _CUT
-    swaps = (few or between) and form.scaling != "block" and not cut
+    swaps = (few or between) and form.scaling != "block"
     if options["swap"] != swaps and not (few and form.gated):  # whose N swaps may not take
         return "tokens take WGMMA's N side where they are few, and its M side where they are many"
     # Of gates a warp group needs two atoms of weights, which 128 rows are for one warp group alone.
@@ -36,8 +32,10 @@ def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
     if few and (options["schedule"] == "pingpong") != alone:
         return "tiles of few tokens wait for weights, and not for each other's epilogue"
     blocks = form.scaling == "block"
-    if few and options["tile_n"] not in (128, 256) and not cut:
-        return "weights of few tokens are loaded by 128 rows or 256, and where tokens are WGMMA's rows by 96 or 192 too"
+    if few and options["tile_n"] not in ((96, 128, 192, 256) if blocks else (128, 256)):
+        return "weights of few tokens are loaded by 128 rows or 256, and with scales of blocks by 96 or 192 too"
+    if form.gated and options["tile_n"] == 96:
+        return "half of 96 rows, as a gate has, fill no atom of WGMMA evenly"
     if not blocks and (options["tile_n"] == 160 or options.get("share_b")):
         return "tiles of 160 columns, and pairs of tiles that share rows of B, are for scales of blocks"
     if few and options.get("share_b"):

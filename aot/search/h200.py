@@ -65,13 +65,10 @@ PERSISTENT = PersistentRates(
     stage_cycles=240,
 )
 
-# The rates of dense GEMMs that its floors are stated by, but for what an SM brings from memory: 0.036 and 0.037e6 bytes
-# by the times of three GEMMs of 92 and 96 tiles for one token, in 16 bits. Nothing else was fitted to grouped GEMMs.
+# The rates of dense GEMMs that its floors are stated by: nothing was fitted to grouped GEMMs.
 GROUPED = GroupedRates(
     read_bytes_per_us=4.3e6,
     loaded_bytes_per_us=0.055e6,
-    brought_bytes_per_us=0.036e6,
-    zeroed=0.1,
     flops_per_us=720e6,
     narrow_flops_per_us=1100e6,
     launch_us=3.0,
