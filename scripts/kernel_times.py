@@ -14,20 +14,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 OURS = "this project's"
-# What the first of these that is in a kernel's name is for. Names are those of vLLM's kernels, of FlashAttention, of
-# what Inductor makes, with the operations that it fused, and of libraries.
+# What the first of these that is in a kernel's name is for; norms and activations also quantise what they make. Names
+# are those of vLLM's kernels, of FlashAttention, of what Inductor makes, with the operations that it fused, and of
+# libraries.
 PURPOSES = (
     (OURS, r"aotkernels|cutlassoperators"),
     ("attention", r"flash(?!infer)|attn|attention|fmha|flashinfer.*(decode|prefill|mla)|reshape_and_cache"),
-    ("quantising", r"quant|to_fp8|float8"),
     ("norms", r"norm|rsqrt"),
     ("activations", r"silu|gelu|act_and_mul|sigmoid"),
+    ("quantising", r"quant|to_fp8|float8|abs_clamp"),
     ("experts", r"moe|expert|topk_softmax|topkgating"),
     ("GEMMs", r"nvjet|gemm|cutlass|cublas|splitk|matmul|deep_gemm|_mm_|marlin"),
     ("positions", r"rotary|rope"),
     ("copies", r"^memcpy|^memset"),
 )
 OTHERS = "others"
+# Operators that Inductor only calls, and yet names its kernels by whose results they take.
+_CALLED = r"(quantising_|scaled_)?gemm|(cutlass_)?scaled_mm"
 
 
 class Ran(NamedTuple):
@@ -47,6 +50,8 @@ def read(trace: Path) -> list[Ran]:
 
 def purpose(name: str) -> str:
     """What a kernel is for."""
+    if name.startswith("triton_"):
+        name = re.sub(_CALLED, "", name)
     return next((what for what, pattern in PURPOSES if re.search(pattern, name, re.IGNORECASE)), OTHERS)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any, cast
@@ -53,7 +55,7 @@ def test_contenders_are_replayed_in_turns_once_all_are_captured(monkeypatch: pyt
     replayed: list[str] = []
 
     class Graph:
-        count = 4
+        asked, replays = 4, measure.Contender.replays
 
         def __init__(self, name: str) -> None:
             self.name, self.events = name, list[Any]()
@@ -191,6 +193,62 @@ def test_replays_are_announced_as_nobodys_unless_each_is_timed_alone(
         bench.power_bound = True
         bench.time(["f"], 2, 100.0)
         assert settled[-1] == 25e3, "as its neighbours that are timed in turn after load"
+
+
+class Clock:
+    """A stream, events and a graph of a GPU that is none: launches take what they say, and none begins early."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = self
+        self.now_us, self.captured = 0.0, list[float]()
+        self.capturing = False
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                self.at = 0.0
+
+            def record(self, stream: Any) -> None:
+                self.at = clock.now_us
+
+            def elapsed_time(self, end: Event) -> float:
+                return (end.at - self.at) / 1e3
+
+        class Graph:
+            def capture_begin(self) -> None:
+                clock.capturing, clock.captured = True, []
+
+            def capture_end(self) -> None:
+                clock.capturing, self.us = False, sum(clock.captured)
+
+            def replay(self) -> None:
+                clock.now_us += self.us
+
+        monkeypatch.setattr(measure.torch.cuda, "Event", Event)
+        monkeypatch.setattr(measure.torch.cuda, "CUDAGraph", Graph)
+        monkeypatch.setattr(measure.torch.cuda, "stream", contextlib.nullcontext)
+
+    def synchronize(self) -> None: ...
+
+    def launch(self, us: float) -> Callable[[Any], None]:
+        def launched(operands: Any) -> None:
+            if self.capturing:
+                self.captured.append(us)
+            else:
+                self.now_us += us
+
+        return launched
+
+
+def test_a_graph_of_what_takes_far_longer_than_was_expected_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch dequantises an expert's weights for milliseconds where a grouped GEMM takes microseconds."""
+    clock = Clock(monkeypatch)
+    sets: Any = [None] * 5
+    for us, count in ((5.0, 100), (75.0, 100), (100.0, 80), (5700.0, 2)):
+        contender = measure.Contender(clock.launch(us), sets, 100, clock, graph_us=1000.0)
+        assert contender.count == count, us
+        assert [contender.replays(launches) for launches in (1, 100, 250)] == [1, 1, 3], "samples of as many graphs"
+        contender.replay(2)
+        assert contender.timing().us == pytest.approx(us)
 
 
 def test_where_power_bounds_graphs_are_captured_once_and_load_comes_before_times(

@@ -39,6 +39,7 @@ _GUARD_ROWS = 8
 # Figures from a device that was idle between two replays would include its wake-up.
 _WARMUP_REPLAYS = 2
 _GRAPHS_OF_A_SAMPLE = 4  # under sustained load
+_LONGEST = 8  # times as long as it was meant to be, a graph of something slow may take: torch may dequantise weights
 RECOVER_S = 0.06  # after which the clock has come back from a sustained load
 
 Launch = Callable[[Any], Any]  # given operands of its operation
@@ -167,22 +168,30 @@ def _judge(guarded: torch.Tensor, out: torch.Tensor, expected: _Expected) -> flo
 
 
 class Contender:
-    """One function captured into a CUDA graph of `count` launches over rotated operands."""
+    """One function captured into a CUDA graph of `count` launches over rotated operands: of as many as were `asked` for
+    in `graph_us`, or of so few that a launch that takes far longer does not make the graph `_LONGEST` times as long."""
 
-    def __init__(self, launch: Launch, operands: Sequence[OperandSet], count: int, stream: torch.cuda.Stream) -> None:
-        self.count = count
+    def __init__(
+        self, launch: Launch, operands: Sequence[OperandSet], asked: int, stream: torch.cuda.Stream, graph_us: float
+    ) -> None:
+        self.asked = asked
         self.stream = stream
         self.events: list[tuple[torch.cuda.Event, torch.cuda.Event, int]] = []
         with torch.cuda.stream(stream):
             launch(operands[0])
-            stream.synchronize()
+            once_us = _once_us(launch, operands[-1], stream)
+            self.count = max(min(asked, len(operands), 2), min(asked, int(_LONGEST * graph_us / once_us)))
             self.graph = torch.cuda.CUDAGraph()
             self.graph.capture_begin()
             try:
-                for i in range(count):
+                for i in range(self.count):
                     launch(operands[i % len(operands)])
             finally:
                 self.graph.capture_end()
+
+    def replays(self, launches: int) -> int:
+        """How many make a sample of so many launches, if these take no longer than was expected."""
+        return math.ceil(launches / self.asked)
 
     def replay(self, times: int = 1, timed: bool = True) -> None:
         """Queue `times` replays, as one sample."""
@@ -198,6 +207,16 @@ class Contender:
     def timing(self) -> Timing:
         """What the timed replays took; call after synchronising."""
         return Timing.of([start.elapsed_time(end) * 1e3 / (self.count * times) for start, end, times in self.events])
+
+
+def _once_us(launch: Launch, operands: OperandSet, stream: torch.cuda.Stream) -> float:
+    """About how long one launch takes, which was launched before, with what the host takes to launch it."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record(stream)
+    launch(operands)
+    end.record(stream)
+    stream.synchronize()
+    return 1e3 * start.elapsed_time(end)
 
 
 def time_interleaved(
@@ -248,7 +267,7 @@ def time_in_turn(
         for order in turns(len(graphs), repeats):
             for place in order:
                 graph = contenders[place]
-                graph.replay(math.ceil(launches / graph.count))
+                graph.replay(graph.replays(launches))
         torch.cuda.synchronize()
         found = {name: graph.timing() for name, graph in graphs.items()}
         if enough(found):
@@ -319,7 +338,7 @@ def capture(
     graphs = {}
     for name, launch in contenders.items():
         try:
-            graphs[name] = Contender(launch, operands, count, stream)
+            graphs[name] = Contender(launch, operands, count, stream, graph_us)
         except WorkspaceError:
             raise
         except AotError:
