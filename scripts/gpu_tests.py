@@ -18,9 +18,10 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 import report
@@ -162,15 +163,16 @@ def environment() -> dict[str, str]:
 
 def run(args: argparse.Namespace, chosen: Sequence[Tested]) -> int:
     machine = measure.environment()
-    files = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in p.read_text())
     passed: dict[str, str] = {}  # a test, and the archive that it passed with
     failed: dict[str, list[str]] = {}
     skipped: dict[str, str] = {}  # a test, and why it was skipped last
     with ThreadPoolExecutor(args.jobs) as pool:
         asked = [] if args.what == "sanitizer" else chosen
-        suites = [pool.submit(tested, t, args.folder, files) for t in asked]
-        for t, suite in zip(asked, suites, strict=True):
-            for name, (state, why) in suite.result().items():
+        for t, found in [
+            *zip(asked, pool.map(tested, asked, repeat(args.folder), repeat("gpu")), strict=True),
+            *alone(asked, args.folder),
+        ]:
+            for name, (state, why) in found.items():
                 if state == "passed":
                     passed.setdefault(name, t.name)
                 elif state == "failed":
@@ -211,16 +213,29 @@ def passed_with(passed: dict[str, str]) -> dict[str, dict[str, int]]:
     return counts
 
 
-def tested(t: Tested, folder: Path, files: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """For each test that this archive is for: passed, failed or skipped, and why."""
+def alone(asked: Sequence[Tested], folder: Path) -> Iterator[tuple[Tested, dict[str, tuple[str, str]]]]:
+    """Run what needs the GPU for itself, which is for the archives that are for all tests, one after the other."""
+    for t in asked:
+        if not t.tests:
+            yield t, tested(t, folder, "alone")
+
+
+def marked(mark: str) -> list[str]:
+    """The files of tests that have this mark."""
+    files = (ROOT / "tests").rglob("test_*.py")
+    return sorted(str(p.relative_to(ROOT)) for p in files if f"mark.{mark}" in p.read_text())
+
+
+def tested(t: Tested, folder: Path, mark: str) -> dict[str, tuple[str, str]]:
+    """For each test with this mark that this archive is for: passed, failed or skipped, and why."""
     archive = path_of(t, folder)
     if t.tune:
         archive = folder / f"{t.name}_tuned.aot"
         if status := module("aot", "tune", str(path_of(t, folder)), "-o", str(archive), *t.tune):
             return {f"aot tune of {t.name}": ("failed", f"exit status {status}")}
-    chosen = [f for f in files if not t.tests or f.startswith(t.tests)]
-    found = folder / f"{t.name}.xml"
-    command = pytest_with(archive)
+    chosen = [f for f in marked(mark) if not t.tests or f.startswith(t.tests)]
+    found = folder / f"{t.name}_{mark}.xml"
+    command = pytest_with(archive, mark)
     functions = ["--functions", str(folder / "functions.aot")] if (folder / "functions.aot").exists() else []
     outcome = timed([*command, *functions, f"--junitxml={found}", *chosen])
     print(f"{t.name}: {outcome.last}", flush=True)
@@ -229,9 +244,10 @@ def tested(t: Tested, folder: Path, files: Sequence[str]) -> dict[str, tuple[str
     return dict(outcomes(found))
 
 
-def pytest_with(archive: Path) -> list[str]:
-    """The words that run tests with an archive."""
-    return [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "--archive", str(archive)]
+def pytest_with(archive: Path, mark: str = "gpu") -> list[str]:
+    """The words that run tests with an archive: those with this mark, and not those that are to be alone but for it."""
+    marks = {"gpu": "gpu and not alone"}.get(mark, mark)
+    return [sys.executable, "-m", "pytest", "-q", "-m", marks, "-p", "no:cacheprovider", "--archive", str(archive)]
 
 
 def path_of(t: Tested, folder: Path) -> Path:

@@ -86,6 +86,7 @@ def other_archive(tuned_archive: Path, tmp_path: Path) -> Path:
 # --- other contents ---
 
 
+@pytest.mark.alone
 def test_reload_serves_the_new_files_and_drops_the_old(
     library: Library, signature: Signature, other_archive: Path, torch: Any
 ) -> None:

@@ -6,6 +6,7 @@ Archives that were not tuned hold all candidates: tests/data/coverage.yaml has a
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.scaling import SCALE_BLOCK, SCALINGS, TILES
 from runtime.numbers.weights import BLOCK_ROWS, FORMATS
+from runtime.program.record import Record, TensorArgument
 from runtime.tables.dispatch import Dispatch
 
 pytestmark = pytest.mark.gpu
@@ -58,8 +60,9 @@ def functions(tuned_archive: Path) -> list[tuple[str, Signature]]:
     return sorted(found.items())
 
 
-def steps(s: Signature) -> tuple[int, int]:
-    """What N and K must be multiples of for a function that serves `s`."""
+def steps(record: Record, s: Signature) -> tuple[int, int]:
+    """What N and K must be multiples of for a function that serves `s`, which may take fewer N than its form has: with
+    swapped gates multiples of 128."""
     if s.scaling in FORMATS:  # of 4-bit weights
         return BLOCK_ROWS, FORMATS[s.scaling].multiple
     if SCALINGS[s.scaling].layout == TILES:
@@ -70,7 +73,8 @@ def steps(s: Signature) -> tuple[int, int]:
         n *= 2
         if s.scaling == "block" and not s.parts.interleaved:  # a block of B holds gates or what they gate
             n = 2 * SCALE_BLOCK
-    return n, k
+    (rows,) = (a.shape[-2] for a in record.arguments if isinstance(a, TensorArgument) and a.name == "b")
+    return math.lcm(n, record.symbols[rows].divisibility if isinstance(rows, str) else 1), k
 
 
 def launcher(library: Library, name: str) -> Callable[[Any], None]:
@@ -100,7 +104,7 @@ def test_functions_are_right_at_any_extents(
     library: Library, functions: list[tuple[str, Signature]], data: st.DataObject
 ) -> None:
     name, s = data.draw(st.sampled_from(functions))
-    n_step, k_step = steps(s)
+    n_step, k_step = steps(library.functions[name].record, s)
     m = data.draw(st.integers(1, 700) | st.sampled_from((1, 8, 64, 65, 128, 2049)))
     n = n_step * data.draw(st.integers(1, max(1, 1400 // n_step)))
     k = data.draw(st.integers(1, 2000 // k_step).map(lambda i: i * k_step) | st.just(DEEP_K))
@@ -124,7 +128,7 @@ def test_every_function_is_right_where_extents_fill_no_tile(
     """Both of the tails that each dimension may have: a bit more than tiles, and a bit less."""
     wrong = []
     for name, s in functions:
-        n_step, k_step = steps(s)
+        n_step, k_step = steps(library.functions[name].record, s)
         for m, n, k in ((77, 2 * 256 + n_step, 1024 + k_step), (255, 3 * 256 - n_step, 1024 - k_step)):
             ragged = dataclasses.replace(s, n=-(-n // n_step) * n_step, k=k)
             wrong.append(failures(library, name, ragged, m))

@@ -37,3 +37,22 @@ def test_every_test_that_gives_kernels_hostile_values_runs_under_memcheck() -> N
             words = [word for t in run if place.startswith(t.tests) for word in t.hostile.split(" or ")]
             for name in HOSTILE.findall(file.read_text()):
                 assert any(word in name for word in words), (place, name)
+
+
+def test_what_needs_the_gpu_for_itself_runs_behind_all_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran: list[tuple[str, str, int]] = []
+
+    def timed(command: list[str], log: Path | None = None) -> gpu_tests.Outcome:
+        marks, archive = command[command.index("-q") + 2], Path(command[command.index("--archive") + 1])
+        ran.append((archive.stem, marks, sum(word.endswith(".py") for word in command)))
+        return gpu_tests.Outcome(0.0, 0, "")
+
+    monkeypatch.setattr(gpu_tests, "timed", timed)
+    monkeypatch.setattr(gpu_tests, "path_of", lambda t, folder: folder / f"{t.name}.aot")
+    monkeypatch.setattr(gpu_tests.measure, "environment", dict)
+    monkeypatch.setattr(gpu_tests.report, "write", lambda *_, **__: None)
+    monkeypatch.setattr(sys, "argv", ["gpu_tests.py", "run", str(tmp_path), "--what", "tests", "--only", "coverage"])
+    gpu_tests.main()
+    (first, marks, files), (last, alone, few) = ran
+    assert (first, marks, last, alone) == ("coverage", "gpu and not alone", "coverage", "alone")
+    assert files > few == 1
