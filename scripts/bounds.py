@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from statistics import fmean, geometric_mean, median
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from report import ROOT
@@ -25,30 +25,33 @@ LAYER_WEIGHTS = sum(LAYER)
 
 
 class Served(NamedTuple):
-    """Runs of engines.json, bytes of a weight, and what of the study "a layer's GEMMs" says how long these take."""
+    """A run of engines.json, bytes of a weight, and a run with a profile whose else ours has: the same, unless said."""
 
-    runs: tuple[int, ...]
+    run: int
     weight_bytes: int
-    gemms: str
+    profiled: int | None = None
 
 
 DECODED = {
-    "bf16": Served((4, 6, 9, 11, 26), 2, "bf16"),
-    "fp8 by channel and token": Served((5, 7), 1, "fp8 by channel and token"),
-    "fp8 by blocks, stock with DeepGEMM": Served((12,), 1, "fp8 by blocks"),
-    "fp8 by blocks, stock with CUTLASS": Served((8, 10), 1, "fp8 by blocks"),
+    "bf16": Served(4, 2),
+    "fp8 by channel and token": Served(7, 1),
+    "fp8 by blocks, stock with CUTLASS": Served(10, 1),
+    "fp8 by blocks, stock with DeepGEMM": Served(12, 1, 10),
+}
+GEMMS = {"stock": "GEMMs", "served": "this project's"}
+# What a step is for besides, by the purposes of kernel_times.py, and what a column says of it.
+ELSE = {
+    "attention": ("attention",),
+    "norms": ("norms",),
+    "activations": ("activations",),
+    "quantising": ("quantising",),
+    "others": ("others", "copies", "positions"),
 }
 
 
 def load(name: str) -> Any:
     """A result file."""
     return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def layer_us(runs: Sequence[Any], who: str, batch: str) -> float:
-    """Microseconds of a layer in a decode step, less the head's: the median of the runs."""
-    steps = [int(batch) * 1e6 / run[who]["decode"][batch]["tokens_per_s"] for run in runs]
-    return (median(steps) - HEAD_BYTES / BYTES_PER_US) / LAYERS
 
 
 def study(name: str) -> Any:
@@ -62,22 +65,28 @@ def cold_read_us(count: float) -> float:
     return between(count / 2**20, [(float(mib), us) for mib, us in study("a cold read").items()])
 
 
-def decoding() -> list[list[str]]:
-    """For each way to serve: microseconds of a layer that reading its weights takes; and at each batch those of stock
-    and ours, of our GEMMs and all else, and how many times as fast as stock ours could be at most."""
-    engines, rows = load("engines")["runs"], []
-    head = HEAD_BYTES / BYTES_PER_US / LAYERS
-    for label, of in DECODED.items():
-        runs, floor = [engines[i] for i in of.runs], sum(cold_read_us(count * of.weight_bytes) for count in LAYER)
-        gemms_us = [(float(batch), fmean(us)) for batch, us in study("a layer's GEMMs")[of.gemms].items()]
-        cells = [label, f"{floor:.0f}"]
-        for batch in BATCHES:
-            stock, ours = (layer_us(runs, who, batch) for who in ("stock", "served"))
-            gemms = between(int(batch), gemms_us)
-            most = (stock + head) / (floor + ours - gemms + head)
-            cells += [f"{stock:.0f}, {ours:.0f}", f"{gemms:.0f} + {ours - gemms:.0f}", f"{most:.2f}"]
-        rows.append(cells)
-    return rows
+def step_us(run: Any, who: str, batch: str) -> float:
+    """Microseconds of a decode step."""
+    return int(batch) * 1e6 / float(run[who]["decode"][batch]["tokens_per_s"])
+
+
+def decoding(label: str, batch: str) -> tuple[list[tuple[float, float]], float, float, float]:
+    """Of a way to serve at a batch: microseconds of a step of GEMMs and of each of `ELSE`, of stock and of ours; what
+    reading the weights takes at least; how many times as fast as stock ours could be if its GEMMs took no longer than
+    that; and how many times as fast it was."""
+    of, runs = DECODED[label], load("engines")["runs"]
+    run, profiled = runs[of.run], runs[of.profiled if of.profiled is not None else of.run]
+    by = {who: profiled[who]["profile"][batch] for who in GEMMS}
+    parts = [(by["stock"][GEMMS["stock"]], by["served"][GEMMS["served"]])]
+    parts += [_pair(sum(by[who].get(what, 0.0) for what in whats) for who in GEMMS) for whats in ELSE.values()]
+    weights = LAYERS * sum(cold_read_us(count * of.weight_bytes) for count in LAYER) + cold_read_us(HEAD_BYTES)
+    stock = step_us(run, "stock", batch)
+    return parts, weights, stock / (weights + sum(ours for _, ours in parts[1:])), stock / step_us(run, "served", batch)
+
+
+def _pair(of: Iterable[float]) -> tuple[float, float]:
+    first, second = of
+    return first, second
 
 
 # --- a decode step of layers of Qwen3-30B-A3B, whose experts were timed alone ---
@@ -123,6 +132,24 @@ def over_floor(models: Sequence[str], tokens: Sequence[int], who: str) -> float:
     """The time of a block of experts in bf16 over its floor, a geometric mean."""
     found = [r for r in load("moe_h200")["results"] if r["error"]]  # else no expert was here
     return geometric_mean(r["us"][who] / r["floor_us"] for r in found if r["model"] in models and r["tokens"] in tokens)
+
+
+# GEMMs of one token: how many experts it has, and N and K of gate and up and of down.
+ONE_TOKEN = {
+    "Qwen3-30B-A3B": (8, (1536, 2048), (2048, 768)),
+    "GPT-OSS-120B": (4, (5760, 2880), (2880, 2880)),
+    "Mixtral-8x22B-TP4": (2, (8192, 6144), (6144, 4096)),
+}
+
+
+def one_token_over_cold_read() -> list[float]:
+    """The times of these over a cold read of the weights that they need: gate and up, then down, of each model."""
+    us = {r["model"]: r["us"] for r in load("moe_h200")["results"] if r["tokens"] == 1}
+    return [
+        us[model][launch] / cold_read_us(2 * experts * n * k)
+        for model, (experts, *gemms) in ONE_TOKEN.items()
+        for launch, (n, k) in zip(("gate_up", "down"), gemms, strict=True)
+    ]
 
 
 class Grouped(NamedTuple):

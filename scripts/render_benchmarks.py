@@ -52,13 +52,13 @@ OCCASIONS = (  # the file, its runs, what took part, over what, and what the row
     (_H100, (4, 5), "ours", "torch", "H100s: Llama-3.1-8B, tuned"),
 )
 SERVED = {  # what a row says, and the runs of engines.json that it is of
-    "Llama-3.1-8B, bf16": (4, 6, 9, 11, 26),
+    "Llama-3.1-8B, bf16": (4, 6, 11, 26),
     "the same, two H200s": (14,),
     "the same on H100s": (3, 21),
     "Llama-3.1-8B, AWQ": (2,),
     "Llama-3.1-8B, fp8 by channel and token": (5, 7),
     "Llama-3.1-8B, fp8 by blocks, stock with DeepGEMM": (12,),
-    "the same, stock with CUTLASS": (8, 10),
+    "the same, stock with CUTLASS, `few`": (8, 10),
     "the same on H100s, `few`": (18, 22),
     "Llama-3.1-8B, fp8 by channel and token, on H100s": (19, 23),
     "24 layers of Qwen3-30B-A3B, bf16": (bounds.QWEN,),
@@ -83,7 +83,11 @@ GROUPED = {  # by the kinds of scripts/bench_grouped.py
     "e4m3 block": "e4m3, scales of blocks",
     "e4m3 block masked": "the same, masked, by rows of a group",
 }
-GROUPED_ELSEWHERE = {"grouped_h200_before": "earlier kernels, other H200s", "grouped_h100": "on an H100"}
+GROUPED_ELSEWHERE = {
+    "grouped_h200_again": "another H200",
+    "grouped_h200_before": "earlier kernels, a third H200",
+    "grouped_h100": "on an H100",
+}
 PEERS = (  # file, kind, contender, what the row says
     ("peers_bf16", "bf16 ours", "quack", "bf16, quack"),
     ("peers_swiglu", "swiglu ours", "quack", "SwiGLU, quack"),
@@ -382,18 +386,24 @@ def engines() -> list[str]:
     return [*table(["stock over ours", *names], rows), *source("engines")]
 
 
-def decode_bounds() -> list[str]:
-    """What bounds decoding in engines, by the way of serving."""
-    header = ["us of a layer", "weights"]
-    for batch in bounds.BATCHES:
-        header += [f"batch {batch}: stock, ours", "GEMMs + else", "at most"]
-    could, was = (", ".join(f"{x:.2f}" for x in of) for of in bounds.qwen_decoding())
+def decode_steps() -> list[str]:
+    """What a decode step consists of, in stock and in ours, and what bounds it: a row for each way to serve and batch."""
+    rows = []
+    for label in bounds.DECODED:
+        for batch in bounds.BATCHES:
+            parts, weights, most, was = bounds.decoding(label, batch)
+            cells = [f"{stock:,.0f}, {ours:,.0f}" for stock, ours in parts]
+            if bounds.DECODED[label].profiled is not None:  # of which ours alone are known
+                cells = [""] * len(parts)
+            rows.append([f"{label}, {batch}", *cells, f"{weights:,.0f}", f"{most:.2f}", f"{was:.2f}"])
+    header = ["us of a step, batch", "GEMMs: stock, ours", *bounds.ELSE, "bare read", "at most", "was"]
+    could, was_ = (", ".join(f"{x:.2f}" for x in of) for of in bounds.qwen_decoding())
     faster, batches = bounds.DENSE_OVER_FLOOR, ", ".join(bounds.BATCHES)
     said = (
         f"24 of 48 layers of Qwen3-30B-A3B in bf16, experts at their floor, other weights read {faster} times as fast, "
-        f"all else as stock's: an estimated {could} at batch {batches}; it was {was}."
+        f"all else as stock's: an estimated {could} at batch {batches}; it was {was_}."
     )
-    return [*table(header, bounds.decoding()), "", said, *source("engines", "moe_h200")]
+    return [*table(header, rows), "", said, *source("engines", "moe_h200")]
 
 
 def _speeds(run: dict[str, Any]) -> list[tuple[list[float], list[float]]]:
@@ -493,7 +503,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "grouped-weights": grouped_weights,
     "engines": engines,
     "traffic": traffic,
-    "decode-bounds": decode_bounds,
+    "decode-steps": decode_steps,
     "experts": experts,
     "expert-launches": expert_launches,
     "grouped": grouped,
