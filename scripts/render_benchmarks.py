@@ -387,7 +387,7 @@ def engines() -> list[str]:
 
 
 def decode_steps() -> list[str]:
-    """What a decode step consists of, in stock and in ours, and what bounds it: a row for each way to serve and batch."""
+    """What a decode step consists of, in stock and in ours, and what bounds it: a row for each engine and batch."""
     rows = []
     for label in bounds.DECODED:
         for batch in bounds.BATCHES:

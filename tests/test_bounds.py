@@ -33,7 +33,10 @@ def test_a_step_is_bounded_by_weights_and_by_what_is_no_gemm() -> None:
     assert weights == pytest.approx(32 * 103.7 + 232, rel=0.001)
     run = bounds.load("engines")["runs"][4]
     stock, ours = (1e6 / run[who]["decode"]["1"]["tokens_per_s"] for who in BOTH)
-    assert (most, was) == (pytest.approx(stock / (weights + sum(us for _, us in parts[1:]))), pytest.approx(stock / ours))
+    assert (most, was) == (
+        pytest.approx(stock / (weights + sum(us for _, us in parts[1:]))),
+        pytest.approx(stock / ours),
+    )
 
 
 @pytest.mark.parametrize("batch", bounds.BATCHES)
@@ -136,8 +139,8 @@ def test_the_page_says_how_long_tokens_waited_in_bf16() -> None:
     assert (ours_at_most, stock_then) == (of_ours, of_stock)
     assert (
         f"were longer than stock's in four of six runs, and why is unknown: for the first token at most {of_ours:.0f} "
-        f"ms for {of_stock:.0f}, where a second engine of stock's had {again:.0f}, for later ones at most {last:.0f} ms "
-        f"for {last_of_stock:.0f}."
+        f"ms for {of_stock:.0f}, where a second engine of stock's had {again:.0f}, for later ones at most {last:.0f} "
+        f"ms for {last_of_stock:.0f}."
     ) in text("vllm")
 
 

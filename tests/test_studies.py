@@ -136,8 +136,8 @@ def test_the_page_names_the_slowest_cases_of_block_scales() -> None:
     )
     said = (
         f"{first} and {second} of the cases are below 0.97 of torch, at worst DeepSeek-V3's o (7168 x 16384, M = 804) "
-        f"at {torch:.2f}, and {of_first} and {of_second} of DeepGEMM, at worst Llama's down (4096 x 14336, M = 536, tile "
-        f"128 x 160) at {down['times']:.2f}."
+        f"at {torch:.2f}, and {of_first} and {of_second} of DeepGEMM, at worst Llama's down (4096 x 14336, M = 536, "
+        f"tile 128 x 160) at {down['times']:.2f}."
     )
     assert said in choosing()
     assert down["tile"].startswith("tile128x160")
