@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.config
 from moe_blocks import MAX_ERROR, MODELS, OVERLAP, Block, Model, Weights, error_of, reference
 from report import ends, geomean, out_argument, patch_argument, version, write
 
@@ -105,7 +106,8 @@ def wanted_of(library: runtime.Library, model: Model) -> dict[str, Any]:
 @functools.cache
 def compiled(gate: str) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
     """The gate of sums, and the sum of each token's rows by their weights, as torch compiles them, with biases where
-    there are any."""
+    there are any: not as it compiled them before for other extents, which took up to four times as long."""
+    torch._inductor.config.force_disable_caches = True
 
     def gated(sums: torch.Tensor, bias: torch.Tensor | None, ids: torch.Tensor) -> torch.Tensor:
         values = sums.float() if bias is None else sums.float() + bias[ids.clamp_max(len(bias) - 1)]
