@@ -183,3 +183,11 @@ def test_answers_in_fp8_by_channel_differ_as_stocks_own_do() -> None:
     assert said in text("vllm")
     name = "greedy tokens before the first other"
     assert f"2 to {ours[name]:.0f} in fp8 by channel ({stocks[name]:.0f})" in text("vllm")
+
+
+def test_the_page_says_what_quantising_before_gemms_takes() -> None:
+    parts = bounds.decoding("fp8 by blocks, stock with CUTLASS", "1")[0]
+    places = [1 + list(bounds.ELSE).index(what) for what in ("norms", "activations", "quantising")]
+    stock, ours = (sum(parts[place][who] for place in places) for who in (0, 1))
+    assert f"take {stock:.0f} us of stock's step by blocks and {ours:.0f} of ours, of 128 GEMMs" in text("sm90_small_m")
+    assert round((stock - ours) / 128) == 3
