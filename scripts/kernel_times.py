@@ -29,7 +29,8 @@ PURPOSES = (
     ("copies", r"^memcpy|^memset"),
 )
 OTHERS = "others"
-# Operators that Inductor only calls, and yet names its kernels by whose results they take.
+# Inductor's kernels that are no GEMMs, and operators that it only calls, and yet names these by.
+_MADE = "triton_poi_", "triton_red_", "triton_per_"
 _CALLED = r"(quantising_|scaled_)?gemm|(cutlass_)?scaled_mm"
 
 
@@ -50,7 +51,7 @@ def read(trace: Path) -> list[Ran]:
 
 def purpose(name: str) -> str:
     """What a kernel is for."""
-    if name.startswith("triton_"):
+    if name.startswith(_MADE):
         name = re.sub(_CALLED, "", name)
     return next((what for what, pattern in PURPOSES if re.search(pattern, name, re.IGNORECASE)), OTHERS)
 

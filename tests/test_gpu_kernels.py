@@ -74,7 +74,9 @@ def steps(record: Record, s: Signature) -> tuple[int, int]:
         if s.scaling == "block" and not s.parts.interleaved:  # a block of B holds gates or what they gate
             n = 2 * SCALE_BLOCK
     (rows,) = (a.shape[-2] for a in record.arguments if isinstance(a, TensorArgument) and a.name == "b")
-    return math.lcm(n, record.symbols[rows].divisibility if isinstance(rows, str) else 1), k
+    of_record = record.symbols[rows].divisibility if isinstance(rows, str) else 1
+    assert n % of_record == 0 or (s.parts.gated and of_record == 128), "but for swapped gates all take what forms take"
+    return math.lcm(n, of_record), k
 
 
 def launcher(library: Library, name: str) -> Callable[[Any], None]:

@@ -37,6 +37,8 @@ NAMES = {
     "triton_red_fused__to_copy_abs_clamp_cutlass_scaled_mm_div_max_mul_reciprocal_3": "quantising",
     "triton_red_fused__to_copy_abs_clamp_div_max_mul_reciprocal_scaled_gemm_3": "quantising",
     "triton_tem_fused_mm_1": "GEMMs",
+    "triton_tem_fused__scaled_mm_0": "GEMMs",
+    "triton_poi_fused_quantising_gemm_slice_1": kernel_times.OTHERS,
     "triton_poi_fused_mul_silu_slice_1": "activations",
     "fused_moe_kernel": "experts",
     "nvjet_tst_64x8_64x16_4x1_v_bz_TNT": "GEMMs",

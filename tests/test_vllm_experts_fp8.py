@@ -42,13 +42,17 @@ def test_experts_in_fp8_by_blocks_take_five_launches(serve: Any, globally: int) 
     assert "serves 1 of 1 expert layers (5 signatures preloaded" in server.lines[0]
 
 
-def test_a_gemm_of_gate_and_up_that_quantises_takes_the_place_of_two_launches(serve: Any) -> None:
+@pytest.mark.parametrize("least", [0, 96])
+def test_a_gemm_of_gate_and_up_that_quantises_takes_the_place_of_two_launches_if_it_has_tiles_enough(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
+    monkeypatch.setattr("runtime.torch.experts.LEAST_TILES_OF_QUANTISING", least)
     server = serve([*OF_FP8, Grouped("e4m3", "e4m3", "e4m3", EXPERTS, 2 * N, K, "swiglu", scaling="block")])
     layer = of_fp8(server)
     server.serve(layer, quant="fp8")
     given = tokens(9)
     near(layer(*given), wanted_of(layer, *given))
-    assert server.lib.calls == [name for name in FIVE if name != "quantise"]
+    assert server.lib.calls == [name for name in FIVE if name != "quantise" or least]
     assert "serves 1 of 1 expert layers (6 signatures preloaded" in server.lines[0]
 
 

@@ -39,7 +39,9 @@ _GUARD_ROWS = 8
 # Figures from a device that was idle between two replays would include its wake-up.
 _WARMUP_REPLAYS = 2
 _GRAPHS_OF_A_SAMPLE = 4  # under sustained load
-_LONGEST = 8  # times as long as it was meant to be, a graph of something slow may take: torch may dequantise weights
+# How many times as long as was meant a graph of something slow may take, if it has more than two launches: torch may
+# dequantise weights for milliseconds.
+_MOST_TIMES_GRAPH_US = 8
 RECOVER_S = 0.06  # after which the clock has come back from a sustained load
 
 Launch = Callable[[Any], Any]  # given operands of its operation
@@ -168,8 +170,11 @@ def _judge(guarded: torch.Tensor, out: torch.Tensor, expected: _Expected) -> flo
 
 
 class Contender:
-    """One function captured into a CUDA graph of `count` launches over rotated operands: of as many as were `asked` for
-    in `graph_us`, or of so few that a launch that takes far longer does not make the graph `_LONGEST` times as long."""
+    """One function captured into a CUDA graph of `count` launches over rotated operands.
+
+    These are the launches `asked` for, which were to take `graph_us` together; fewer, but two of two sets of operands,
+    where they take more than `_MOST_TIMES_GRAPH_US` of it.
+    """
 
     def __init__(
         self, launch: Launch, operands: Sequence[OperandSet], asked: int, stream: torch.cuda.Stream, graph_us: float
@@ -179,15 +184,30 @@ class Contender:
         self.events: list[tuple[torch.cuda.Event, torch.cuda.Event, int]] = []
         with torch.cuda.stream(stream):
             launch(operands[0])
-            once_us = _once_us(launch, operands[-1], stream)
-            self.count = max(min(asked, len(operands), 2), min(asked, int(_LONGEST * graph_us / once_us)))
-            self.graph = torch.cuda.CUDAGraph()
-            self.graph.capture_begin()
-            try:
-                for i in range(self.count):
-                    launch(operands[i % len(operands)])
-            finally:
-                self.graph.capture_end()
+            stream.synchronize()
+            self._capture(launch, operands, min(asked, len(operands), 2))
+            fit = int(_MOST_TIMES_GRAPH_US * graph_us / max(self._launch_us(), ROOF.launch_us))
+            if min(asked, fit) > self.count:
+                self._capture(launch, operands, min(asked, fit))
+
+    def _capture(self, launch: Launch, operands: Sequence[OperandSet], count: int) -> None:
+        self.count, self.graph = count, torch.cuda.CUDAGraph()
+        self.graph.capture_begin()
+        try:
+            for i in range(count):
+                launch(operands[i % len(operands)])
+        finally:
+            self.graph.capture_end()
+
+    def _launch_us(self) -> float:
+        """About how long a launch of the graph takes on the device, from what was not timed."""
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self.graph.replay()
+        start.record(self.stream)
+        self.graph.replay()
+        end.record(self.stream)
+        self.stream.synchronize()
+        return 1e3 * start.elapsed_time(end) / self.count
 
     def replays(self, launches: int) -> int:
         """How many make a sample of so many launches, if these take no longer than was expected."""
@@ -209,16 +229,6 @@ class Contender:
         return Timing.of([start.elapsed_time(end) * 1e3 / (self.count * times) for start, end, times in self.events])
 
 
-def _once_us(launch: Launch, operands: OperandSet, stream: torch.cuda.Stream) -> float:
-    """About how long one launch takes, which was launched before, with what the host takes to launch it."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record(stream)
-    launch(operands)
-    end.record(stream)
-    stream.synchronize()
-    return 1e3 * start.elapsed_time(end)
-
-
 def time_interleaved(
     contenders: Mapping[str, Launch],
     operands: Sequence[OperandSet],
@@ -229,10 +239,11 @@ def time_interleaved(
     settle_us: float = 0.0,
     enough: Callable[[Mapping[str, Timing]], bool] = lambda found: True,
 ) -> dict[str, Timing]:
-    """Time launches in turn, each as a graph of about `graph_us`; `floor_us` is the least one can take.
+    """Time launches in turn, each as a graph of about `graph_us` if it takes about `floor_us`, the least one can take,
+    and of at most some times that where it takes longer.
 
-    `captured` is called when every launch has run once and is captured, before the first replay. All are replayed for
-    `settle_us` before they are timed, in which the clock becomes that of such a load. After `repeats` turns as many
+    `captured` is called when every launch has run once and is captured, before the first that is timed. All are replayed
+    for `settle_us` before they are timed, in which the clock becomes that of such a load. After `repeats` turns as many
     follow until `enough` holds of what was found, as it must some time. The samples of a timing are those of its turns,
     in order.
 
@@ -252,7 +263,8 @@ def time_in_turn(
     warm_up: int = _WARMUP_REPLAYS,
     enough: Callable[[Mapping[str, Timing]], bool] = lambda found: True,
 ) -> dict[str, Timing]:
-    """Time graphs as `time_interleaved` does, each sample of so many launches or more.
+    """Time graphs as `time_interleaved` does, each sample of so many launches or more, but of graphs that have fewer
+    than were asked for.
 
     Before the turns each graph is replayed `warm_up` times; the first one in any case, so that no sample begins on an
     idle GPU.

@@ -254,7 +254,7 @@ class Launches:
         of_gates |= {"scale_a": scale, "scale_b": bare(self.scales[0])}
         of_gates |= {"epilogue": self.activation, "overlap": OVERLAP}
         tokens_in, (narrow, scale) = narrow, _narrow(octets[behind:], count, n)
-        if quantises_in_gemm(self.lib, gates, expected, of_gates):
+        if quantises_in_gemm(self.lib, gates, expected, of_gates, inner.dtype):
             self.lib.grouped_gemm(tokens_in, gates, ends, out=narrow, scale_d=scale, **of_gates)
         else:
             self.lib.grouped_gemm(tokens_in, gates, ends, out=inner, **of_gates)

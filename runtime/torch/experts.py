@@ -18,9 +18,11 @@ from ..errors import AotError, ArgumentError
 from ..grouped_gemm import EPILOGUES_OF_GROUPS, Signature
 from ..numbers.dtypes import DTYPES
 from ..numbers.epilogue import EPILOGUES
-from ..numbers.quantised import MOST_ROWS_OF_A_GROUP, scale_shape
+from ..numbers.quantised import LEAST_TILES_OF_QUANTISING, MOST_ROWS_OF_A_GROUP, NARROW, scale_shape
 from ..numbers.scaling import SCALE_BLOCK, SCALINGS, extent_of
 from ..numbers.weights import FORMATS
+from ..program.tensor import dtype_name
+from ..quantise import Signature as Quantise
 from ..serve.library import Library
 from .operations import call
 from .operator import OPERATORS, TAGS, bare, library_of, number_of, refuse_gradient, register
@@ -268,7 +270,7 @@ def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
         lib.call("moe_permute", x, ids, scaling=scaling, out=(narrow, ends, positions, scale), **sort)
         gates |= {"scale_a": scale, "scale_b": found["w13_scale"]}
         tokens, (narrow, scale) = narrow, _narrow_like(inner, scaling)
-        if quantises_in_gemm(lib, w13, expected, gates):
+        if quantises_in_gemm(lib, w13, expected, gates, inner.dtype):
             lib.grouped_gemm(tokens, w13, ends, out=narrow, scale_d=scale, **gates)
         else:
             lib.grouped_gemm(tokens, w13, ends, out=inner, **gates)
@@ -277,15 +279,24 @@ def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
     lib.call("moe_combine", rows, positions, *of_rows, out=out.view(-1, k))
 
 
-def quantises_in_gemm(lib: Library, w13: torch.Tensor, rows: int, words: Mapping[str, Any]) -> bool:
-    """Whether the GEMM of w13, called with these words, is to write rows in e4m3: where the archive has a function for
-    that, and groups have so few of `rows` that larger tiles, which hold no scale's columns of D, are not faster."""
+def quantises_in_gemm(lib: Library, w13: torch.Tensor, rows: int, words: Mapping[str, Any], wide: torch.dtype) -> bool:
+    """Whether the GEMM of w13, called with these words, is to write rows in e4m3, where another would write them in
+    `wide`: where the archive has a function for that, and groups have so few of `rows` that larger tiles, which hold no
+    scale's columns of D, are not faster; nor smaller ones, of which GPUs have enough where there are few of these, if
+    the archive also has what then quantises."""
     groups, n, k = w13.shape
     if rows > MOST_ROWS_OF_A_GROUP * groups or words["scale_b"].dim() != 3:
         return False
-    epilogue = EPILOGUES[words["epilogue"]]._replace(bias=words.get("bias") is not None).word()
-    types = "e4m3", "e4m3", "e4m3"
-    return _has(register(lib), lib.digest, Signature(*types, groups, n, k, epilogue, words["overlap"], "block"))
+    gates = EPILOGUES[words["epilogue"]]
+    epilogue = gates._replace(bias=words.get("bias") is not None).word()
+    there = register(lib), lib.digest
+    if not _has(*there, Signature(NARROW, NARROW, NARROW, groups, n, k, epilogue, words["overlap"], "block")):
+        return False
+    per = 2 if gates.gated else 1
+    active = groups * (1.0 - (1.0 - 1.0 / groups) ** rows)
+    if active * (n // per) >= LEAST_TILES_OF_QUANTISING * SCALE_BLOCK:
+        return True
+    return not _has(*there, Quantise(dtype_name(wide), NARROW, n // per, "block", groups))
 
 
 def expected_rows(

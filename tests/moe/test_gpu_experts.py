@@ -246,7 +246,7 @@ def test_experts_in_8_bits_are_right_launch_by_launch(served: list[Experts], lib
         for s, weight, of_weight in ((of.up, w13, of.scales[0]), (of.down, w2, of.scales[1])):
             extras = {"scale_a": scale, "scale_b": of_weight}
             asked: Any = {"epilogue": s.epilogue, "overlap": "launch", **extras}
-            if s is of.up and quantises_in_gemm(library, weight, len(rows), asked):
+            if s is of.up and quantises_in_gemm(library, weight, len(rows), asked, hidden.dtype):
                 narrow = torch.empty((len(rows), s.columns), dtype=torch.float8_e4m3fn, device="cuda")
                 of_narrow = torch.empty(scale_shape("block", *narrow.shape), device="cuda")
                 library.grouped_gemm(rows, weight, ends, out=narrow, scale_d=of_narrow, **asked)

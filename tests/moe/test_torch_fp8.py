@@ -14,7 +14,7 @@ import torch
 import runtime.torch as aot
 import runtime.torch.experts as experts_module
 from aot.tune.quantise.measures import quantised
-from runtime import ArgumentError
+from runtime import ArgumentError, KernelMiss
 
 from .on_cpu import ExpertsOnCpu, experts, library
 
@@ -79,20 +79,60 @@ def test_it_is_what_experts_make_in_five_launches(lib: ExpertsOnCpu, scaling: st
     assert lib.calls == FIVE
 
 
-@pytest.mark.parametrize(("tokens", "fused"), [(9, True), (1000, False)])
-def test_the_gemm_of_gate_and_up_quantises_what_it_makes_where_it_can_and_experts_have_few_rows(
-    lib: ExpertsOnCpu, tokens: int, fused: bool, monkeypatch: pytest.MonkeyPatch
+QUANTISES, QUANTISE = "e4m3_e4m3_e4m3_grouped_swiglu_g5_n256_k144_block_launch", "bf16_e4m3_quantise_k128_block_g5"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "least", "lacks", "asked_for", "fused"),
+    [
+        (9, 0, "", [QUANTISES], True),
+        (9, 96, "", [QUANTISES, QUANTISE], False),
+        (9, 96, QUANTISE, [QUANTISES, QUANTISE], True),
+        (9, 0, QUANTISES, [QUANTISES], False),
+        (1000, 0, "", [], False),
+    ],
+)
+def test_the_gemm_of_gate_and_up_quantises_what_it_makes_where_it_can_and_experts_have_few_rows_and_tiles(
+    lib: ExpertsOnCpu,
+    tokens: int,
+    least: int,
+    lacks: str,
+    asked_for: list[str],
+    fused: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(ExpertsOnCpu, "entry", lambda self, signature: asked.append(signature))
+    asked: list[str] = []
+
+    def entry(self: ExpertsOnCpu, signature: Any) -> None:
+        asked.append(signature.key())
+        if signature.key() == lacks:
+            raise KernelMiss("no kernel")
+
+    monkeypatch.setattr(ExpertsOnCpu, "entry", entry)
+    monkeypatch.setattr(experts_module, "LEAST_TILES_OF_QUANTISING", least)
     experts_module._has.cache_clear()
     given, scales = tensors("block", tokens)
     found = aot.moe(lib, *given, **scales)
     experts_module._has.cache_clear()
     assert lib.calls == ([name for name in FIVE if name != "quantise"] if fused else FIVE)
-    assert [s.key() for s in asked] == ["e4m3_e4m3_e4m3_grouped_swiglu_g5_n256_k144_block_launch"] * fused
+    assert asked == asked_for
     few = [t[:5] if t.shape[0] == tokens else t for t in given]
     assert error(found[:5], wanted(few, scales, "block")) < 4e-2
+
+
+@pytest.mark.parametrize(
+    ("groups", "n", "rows", "fused"),
+    [(8, 4096, 2, False), (8, 4096, 8, False), (8, 4096, 32, True), (128, 1536, 8, False), (128, 1536, 64, True)],
+)
+def test_experts_of_deepseek_and_qwen_have_tiles_enough_as_they_were_measured(
+    lib: ExpertsOnCpu, groups: int, n: int, rows: int, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ExpertsOnCpu, "entry", lambda self, signature: None)
+    experts_module._has.cache_clear()
+    w13, scale = torch.empty((groups, n, 2048), device="meta"), torch.empty((groups, 1, 1), device="meta")
+    words = {"epilogue": "swiglu", "overlap": "launch", "scale_b": scale}
+    assert experts_module.quantises_in_gemm(lib, w13, rows, words, torch.bfloat16) == fused
+    experts_module._has.cache_clear()
 
 
 def test_of_experts_that_are_elsewhere_no_rows_are_expected() -> None:
