@@ -70,23 +70,31 @@ def step_us(run: Any, who: str, batch: str) -> float:
     return int(batch) * 1e6 / float(run[who]["decode"][batch]["tokens_per_s"])
 
 
-def decoding(label: str, batch: str) -> tuple[list[tuple[float, float]], float, float, float]:
-    """Of a way to serve at a batch: microseconds of a step of GEMMs and of each of `ELSE`, of stock and of ours; what
-    reading the weights takes at least; how many times as fast as stock ours could be if its GEMMs took no longer than
-    that; and how many times as fast it was."""
+class Decoding(NamedTuple):
+    """A step of decoding by one way to serve, in microseconds: `parts`, of stock and of ours, are GEMMs and each of
+    `ELSE` in steps that were profiled, `steps` whole ones without the profiler. `read_us` is what reading the weights
+    takes at least; `could` how many times as fast as stock ours could be if its GEMMs took no longer than that and a
+    step all that it takes besides; `was` how many times as fast it was.
+    """
+
+    parts: list[tuple[float, float]]
+    steps: tuple[float, float]
+    read_us: float
+    could: float
+    was: float
+
+
+def decoding(label: str, batch: str) -> Decoding:
+    """See `Decoding`; parts are those of another run's where this one has no profile."""
     of, runs = DECODED[label], load("engines")["runs"]
     run, profiled = runs[of.run], runs[of.profiled if of.profiled is not None else of.run]
-    by = {who: profiled[who]["profile"][batch] for who in GEMMS}
-    parts = [(by["stock"][GEMMS["stock"]], by["served"][GEMMS["served"]])]
-    parts += [_pair(sum(by[who].get(what, 0.0) for what in whats) for who in GEMMS) for whats in ELSE.values()]
-    weights = LAYERS * sum(cold_read_us(count * of.weight_bytes) for count in LAYER) + cold_read_us(HEAD_BYTES)
-    stock = step_us(run, "stock", batch)
-    return parts, weights, stock / (weights + sum(ours for _, ours in parts[1:])), stock / step_us(run, "served", batch)
-
-
-def _pair(of: Iterable[float]) -> tuple[float, float]:
-    first, second = of
-    return first, second
+    stock, ours = (profiled[who]["profile"][batch] for who in GEMMS)
+    parts = [(stock[GEMMS["stock"]], ours[GEMMS["served"]])]
+    parts += [(sum(stock.get(w, 0.0) for w in whats), sum(ours.get(w, 0.0) for w in whats)) for whats in ELSE.values()]
+    read = LAYERS * sum(cold_read_us(count * of.weight_bytes) for count in LAYER) + cold_read_us(HEAD_BYTES)
+    steps = step_us(run, "stock", batch), step_us(run, "served", batch)
+    besides = step_us(profiled, "served", batch) - parts[0][1]
+    return Decoding(parts, steps, read, steps[0] / (read + besides), steps[0] / steps[1])
 
 
 # --- a decode step of layers of Qwen3-30B-A3B, whose experts were timed alone ---
@@ -173,6 +181,27 @@ GROUPED = {
 FEW = 128  # tokens, or rows of DeepSeek's rank that 1,024 tokens come to
 
 
+def grouped_by_tokens() -> dict[tuple[str, str], tuple[float, float]]:
+    """How many times as long as ours others take in grouped GEMMs, the mean and the least: by kind and by whose, of few
+    tokens (`FEW`) and of more, or of all."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for result in load("grouped_h200")["results"]:
+        kind, (_, of) = result["kind"], _experts_of(result["signature"])
+        for rows, us, torch, other in result["cases"]:
+            few = rows / of.top_k <= (FEW if of.top_k > 1 else 8 * FEW)
+            if kind == "bf16":
+                found.setdefault((kind, "torch, few tokens" if few else "torch, more"), []).append(torch / us)
+                if not few:
+                    found.setdefault((kind, "quack, more"), []).append(other / us)
+            else:
+                found.setdefault((kind, ""), []).append((torch or other) / us)
+    return {of: (geometric_mean(ratios), min(ratios)) for of, ratios in found.items()}
+
+
+def _experts_of(signature: str) -> tuple[str, Grouped]:
+    return next((size, of) for size, of in GROUPED.items() if f"_{size}_" in f"{signature}_")
+
+
 def grouped_over_cold_read() -> dict[str, tuple[float, int]]:
     """By kind the time of grouped GEMMs of few tokens over a cold read of the weights of experts that tokens are
     expected to choose, or their operations where these take longer: the geometric mean, and of how many cases."""
@@ -180,7 +209,7 @@ def grouped_over_cold_read() -> dict[str, tuple[float, int]]:
     for result in load("grouped_h200")["results"]:
         if "masked" in result["kind"]:
             continue
-        (size, of), *_ = ((size, of) for size, of in GROUPED.items() if f"_{size}_" in f"{result['signature']}_")
+        size, of = _experts_of(result["signature"])
         n, k = (int(word[1:]) for word in size.split("_"))
         bits = 8 if "e4m3" in result["kind"] else 16
         for rows, us, *_ in result["cases"]:

@@ -242,10 +242,10 @@ def time_interleaved(
     """Time launches in turn, each as a graph of about `graph_us` if it takes about `floor_us`, the least one can take,
     and of at most some times that where it takes longer.
 
-    `captured` is called when every launch has run once and is captured, before the first that is timed. All are replayed
-    for `settle_us` before they are timed, in which the clock becomes that of such a load. After `repeats` turns as many
-    follow until `enough` holds of what was found, as it must some time. The samples of a timing are those of its turns,
-    in order.
+    `captured` is called when every launch has run once and is captured, before the first that is timed. All are
+    replayed for `settle_us` before they are timed, in which the clock becomes that of such a load. After `repeats`
+    turns as many follow until `enough` holds of what was found, as it must some time. The samples of a timing are those
+    of its turns, in order.
 
     Graphs hold two launches or more, unless one finds L2 cold without a second set of operands. A contender that cannot
     be launched at this shape (an `AotError`) is left out of the result.

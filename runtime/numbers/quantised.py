@@ -13,8 +13,8 @@ SCALINGS_OF_ROWS = ("block", "row_column")  # what shares a scale: 128 elements 
 # Qwen3's and DeepSeek-V3's experts on an H200 it takes 0.91 to 0.97 of the time of larger tiles and a launch that
 # quantises; more were not timed.
 MOST_ROWS_OF_A_GROUP = 128
-# And its tiles, on average, from which it is as fast as one of smaller tiles and a launch that quantises: with 30 and 84
-# for DeepSeek-V3's experts on an H200 it takes 1.12 to 1.25 times as long as these, with 47 for Qwen3's 0.95 to 1.05,
+# And its tiles, on average, from which it is faster than one of smaller tiles and a launch that quantises: with 30 and
+# 84 for DeepSeek-V3's experts on H200s it takes 1.12 to 1.25 times as long as these, with 47 for Qwen3's 0.95 to 1.05,
 # and with 126 and more 0.92 to 0.99.
 LEAST_TILES_OF_QUANTISING = 96
 LEAST_AMAX = 1e-10  # so that what is all zeros has a scale
