@@ -152,6 +152,15 @@ def test_the_page_says_by_how_much_down_is_behind_deep_gemm() -> None:
     behind = sorted((ours - theirs, theirs) for ours, theirs in us if ours > 1.02 * theirs)
     assert len(behind) >= 15
     low, high = min(theirs for _, theirs in behind), max(ours for ours, theirs in us if ours > 1.02 * theirs)
+    answer = study("scales of blocks beside scales of rows and columns")["answer"]
+    means = {m: geomean([blocks / rows for rows, blocks in (of[m] for of in answer.values())]) for m in answer["down"]}
+    few, *many = means.values()
+    (rows, blocks), said = answer["down"]["512"], f"{min(many):.2f} to {max(many):.2f} times from M = 1024"
+    assert (
+        f"take {few:.2f} times as long by blocks as by rows and columns (down {blocks - rows:.1f} us more)"
+        in choosing()
+    )
+    assert said in choosing()
     least, most = behind[0][0], behind[-1][0]
     assert f"by {least:.0f} to {most:.0f} us, of {low:.0f} to {high:.0f} us, whatever M" in choosing()
 
