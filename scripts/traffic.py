@@ -20,6 +20,7 @@ PROMPT_TOKENS, ANSWER_TOKENS = (16, 2048), (8, 256)  # from, to
 AT_ONCE, IN_TURN = 128, 192  # requests
 PER_S = 16.0  # of those that come in turn: a quarter of what two H100s take of an 8B model
 USUAL_SEED = "0"
+_PREFILLED = 0, 1, 256, 512, 1024, 2048  # tokens of prompts in a step, from which steps count together
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,27 @@ class Waits:
         return {name: round(1e3 * value, 3) for name, value in found.items()}
 
 
+def steps(requests: Sequence[Request], came: dict[str, list[float]]) -> list[tuple[int, float]]:
+    """Tokens of prompts, and seconds, of each step that some request's tokens came before and in.
+
+    A prompt counts for the step that its first token came in: one that did not fit into a step counts for its last.
+    """
+    lengths: dict[float, int] = {}
+    for number, request in enumerate(requests):
+        for i, at in enumerate(came[str(number)]):
+            lengths[at] = lengths.get(at, 0) + (len(request.prompt) if i == 0 else 0)
+    met = {pair for times in came.values() for pair in itertools.pairwise(times)}
+    return [(lengths[end], end - begin) for begin, end in itertools.pairwise(sorted(lengths)) if (begin, end) in met]
+
+
+def by_prefilled(found: Iterable[tuple[int, float]]) -> dict[str, list[float]]:
+    """How many steps there are, and the median of their milliseconds, by the least tokens of prompts in them."""
+    groups: dict[int, list[float]] = {}
+    for tokens, seconds in found:
+        groups.setdefault(max(least for least in _PREFILLED if least <= tokens), []).append(1e3 * seconds)
+    return {str(least): [len(ms), round(statistics.median(ms), 3)] for least, ms in sorted(groups.items())}
+
+
 def waits(requests: Sequence[Request], came: dict[str, list[float]]) -> dict[str, float]:
     """`Waits.figures` of these requests alone."""
     found = Waits()
@@ -115,10 +137,11 @@ def measured(
 ) -> dict[str, Any]:
     """Both kinds of traffic, so many times each with other requests, after some that warm up.
 
-    The 99th percentile of one repeat's TTFT is that of two requests; "in_turn_pooled" is of all repeats' requests.
+    The 99th percentile of one repeat's TTFT is that of two requests; "in_turn_pooled" is of all repeats' requests, and
+    "in_turn_steps" of all their steps (`by_prefilled`).
     """
     served(engine, drawn("warm", 16), sampling, **clocks)
-    tokens_per_s, waited, pooled = [], [], Waits()
+    tokens_per_s, waited, pooled, every = [], [], Waits(), list[tuple[int, float]]()
     which = "" if seed == USUAL_SEED else f", {seed}"
     for repeat in range(repeats):
         requests = drawn(f"at once {repeat}{which}", AT_ONCE)
@@ -129,9 +152,11 @@ def measured(
         came = served(engine, requests, sampling, **clocks)
         waited.append(waits(requests, came))
         pooled.add(requests, came)
+        every += steps(requests, came)
     return {
         "seed": seed,
         "at_once": {"tokens_per_s": statistics.median(tokens_per_s), "all": tokens_per_s},
         "in_turn": {name: [each[name] for each in waited] for name in waited[0]},
         "in_turn_pooled": pooled.figures(),
+        "in_turn_steps": by_prefilled(every),
     }

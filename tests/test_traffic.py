@@ -78,6 +78,18 @@ def test_means_are_of_all_requests_and_of_all_tokens() -> None:
     assert found["itl_mean_ms"] == 150
 
 
+def test_steps_take_what_lies_between_tokens_and_count_prompts_that_they_begin() -> None:
+    requests = [traffic.Request(0.0, (1,) * 9, 3), traffic.Request(0.0, (1,) * 600, 2), traffic.Request(9.0, (1,), 2)]
+    came = {"0": [0.1, 0.2, 0.5], "1": [0.5, 0.6], "2": [9.1, 9.3]}
+    found = traffic.steps(requests, came)
+    assert [tokens for tokens, _ in found] == [0, 600, 0, 0]
+    assert [seconds for _, seconds in found] == pytest.approx([0.1, 0.3, 0.1, 0.2]), (
+        "not from 0.6 to 9.1, when it waited"
+    )
+    assert traffic.by_prefilled(found) == {"0": [3, 100], "512": [1, 300]}
+    assert traffic.by_prefilled([(1, 0.1), (255, 0.3), (256, 0.4)]) == {"1": [2, 200], "256": [1, 400]}
+
+
 def test_two_runs_get_the_same_requests() -> None:
     assert traffic.drawn("a", 50, 4.0) == traffic.drawn("a", 50, 4.0) != traffic.drawn("b", 50, 4.0)
 
@@ -97,6 +109,7 @@ def test_measured_counts_tokens_of_prompts_and_answers() -> None:
     steps = max(r.answer_tokens for r in requests)
     assert found["at_once"]["tokens_per_s"] == pytest.approx(tokens / (steps * 0.01), rel=1e-3)
     assert found["in_turn"]["itl_p50_ms"] == [pytest.approx(10)]
+    assert {ms for _, ms in found["in_turn_steps"].values()} == {10}
 
 
 def _asked(monkeypatch: pytest.MonkeyPatch, *seed: str) -> tuple[list[list[traffic.Request]], Any]:
