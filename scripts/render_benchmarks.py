@@ -367,8 +367,8 @@ def grouped() -> list[str]:
         for (kind, whose), (mean, least) in bounds.grouped_by_tokens().items()
     )
     said = (
-        f"Up to {bounds.FEW} tokens, over a cold read of the weights that they need: {floors}. All cases of the first "
-        f"five rows, few tokens being up to {bounds.FEW}: {by_tokens}."
+        f"Up to {bounds.FEW} tokens (of DeepSeek-V3's rank {8 * bounds.FEW:,} rows), over a cold read of the weights "
+        f"that they need: {floors}. All cases of the first five rows, few tokens being up to {bounds.FEW}: {by_tokens}."
     )
     return [*table(["their time over ours", *_ROWS], rows), "", said, *source("grouped_h200", *GROUPED_ELSEWHERE)]
 
