@@ -25,7 +25,8 @@ LAYER_WEIGHTS = sum(LAYER)
 
 
 class Served(NamedTuple):
-    """A run of engines.json, bytes of a weight, and a run with a profile whose else ours has: the same, unless said."""
+    """A run of engines.json, bytes of a weight, and the run whose profile says what a step consists of, if it is
+    another."""
 
     run: int
     weight_bytes: int

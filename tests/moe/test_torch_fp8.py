@@ -122,7 +122,11 @@ def test_the_gemm_of_gate_and_up_quantises_what_it_makes_where_it_can_and_expert
 
 @pytest.mark.parametrize(
     ("groups", "n", "rows", "fused"),
-    [(8, 4096, 2, False), (8, 4096, 8, False), (8, 4096, 32, True), (128, 1536, 8, False), (128, 1536, 64, True)],
+    [
+        *((8, 4096, rows, fused) for rows, fused in ((0, False), (2, False), (8, False), (32, True))),
+        *((128, 1536, rows, fused) for rows, fused in ((8, False), (64, True))),
+        *((1, n, 1, fused) for n, fused in ((24_320, False), (24_576, True))),
+    ],
 )
 def test_experts_of_deepseek_and_qwen_have_tiles_enough_as_they_were_measured(
     lib: ExpertsOnCpu, groups: int, n: int, rows: int, fused: bool, monkeypatch: pytest.MonkeyPatch
