@@ -1,4 +1,7 @@
-"""RMSNorm by rows as an operation: y[m, n] = x[m, n] * weight[n] / sqrt(mean over n of x[m, n]^2 + eps)."""
+"""RMSNorm by rows as an operation: y[m, n] = x[m, n] * weight[n] / sqrt(mean over n of x[m, n]^2 + eps).
+
+With a residual x is first added to it, and the sum, rounded, takes the place of x; it is written too.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,16 @@ from .program.outputs import allocate, check_apart
 from .program.record import TensorView
 
 USUAL_EPS = 1e-6
-_KEY = re.compile(r"(?P<x>[^_]+)_(?P<weight>[^_]+)_(?P<y>[^_]+)_rmsnorm_n(?P<n>\d{1,10})", re.ASCII)
+_KEY = re.compile(
+    r"(?P<x>[^_]+)_(?P<weight>[^_]+)_(?P<y>[^_]+)_rmsnorm_n(?P<n>\d{1,10})(?:_residual_(?P<residual>bf16|f16))?",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True)
 class Signature(FieldSignature):
-    """x (M, N), weight (N) and y (M, N) of these element types, by short name; rows of x and y may lie apart."""
+    """x (M, N), weight (N) and y (M, N) of these element types, by short name, and residual and sum (M, N), both of one,
+    unless `residual` is "none"; rows of all but weight may lie apart."""
 
     operation: ClassVar[str] = "rmsnorm"
 
@@ -28,17 +35,22 @@ class Signature(FieldSignature):
     weight: str
     y: str
     n: int
+    residual: str = "none"
 
     def key(self) -> str:
         """One readable word, the same for equal signatures and only for them."""
-        return f"{self.x}_{self.weight}_{self.y}_rmsnorm_n{self.n}"
+        word = f"{self.x}_{self.weight}_{self.y}_rmsnorm_n{self.n}"
+        return word if self.residual == "none" else f"{word}_residual_{self.residual}"
 
     def operands(self) -> tuple[Operand, ...]:
         """The tensors that kernels take, in order."""
+        of_sum = () if self.residual == "none" else (self.residual,)
         return (
             Operand("x", self.x, ("M", "N")),
+            *(Operand("residual", dtype, ("M", "N")) for dtype in of_sum),
             Operand("weight", self.weight, ("N",)),
             Operand("y", self.y, ("M", "N")),
+            *(Operand("sum", dtype, ("M", "N")) for dtype in of_sum),
         )
 
     def numbers(self) -> tuple[tuple[str, str], ...]:
@@ -49,6 +61,10 @@ class Signature(FieldSignature):
         """The extent of each axis of `operands` that does not depend on M."""
         return {"N": self.n}
 
+    def to_json(self) -> dict[str, Any]:
+        """What `RmsNorm.read` reads. No residual is not mentioned, as before there could be none."""
+        return {name: value for name, value in super().to_json().items() if (name, value) != ("residual", "none")}
+
 
 class RmsNorm(FieldOperation[Signature]):
     """The operation; see `runtime.program.operation.Operation`."""
@@ -57,6 +73,17 @@ class RmsNorm(FieldOperation[Signature]):
     signature = Signature
     pattern = _KEY
     labels: Mapping[str, str] = {"n": "N"}
+    usual: Mapping[str, Any] = {"residual": "none"}
+    words: Mapping[str, tuple[str, ...]] = {"residual": ("none", "bf16", "f16")}
+    beyond_operator = ("residual", "sum")
+
+    def read(self, obj: Any) -> Signature:
+        """The signature that `Signature.to_json` wrote; `residual` may be absent.
+
+        Raises:
+            RecordError: it is malformed.
+        """
+        return super().read({**self.usual, **obj} if isinstance(obj, dict) else obj)
 
     def arguments(self, signature: Signature, m: int, device: int) -> tuple[Any, ...]:
         """What a function takes for contiguous operands at `m` rows, at made-up addresses."""
@@ -68,27 +95,54 @@ class RmsNorm(FieldOperation[Signature]):
         x: Any,
         weight: Any,
         *,
+        residual: Any = None,
+        sum: Any = None,
         out: Any = None,
         eps: float = USUAL_EPS,
     ) -> Asked:
         """y = RMSNorm(x) for x (..., N) and weight (N); without `out` a torch `x` gives a new tensor like it.
 
+        With `residual`, like x, (y, sum): y = RMSNorm(sum) for sum = x + residual, which may be x or residual; without
+        `sum` it is a new tensor.
+
         Raises:
             ArgumentError: the tensors do not go together.
         """
         seen, of_weight = view(x, "x", False), view(weight, "weight", False)
+        if (residual is None) > (sum is None):
+            raise ArgumentError("sum is written where there is a residual; pass one, or leave sum out")
+        others = [] if residual is None else [view(residual, "residual", False)]
         if out is None:
             out = allocate(x, seen.shape, seen.dtype)
-        y = view(out, "out", True)
-        if not seen.shape or of_weight.shape != seen.shape[-1:] or y.shape != seen.shape:
+        if others and sum is None:
+            sum = allocate(x, seen.shape, others[0].dtype)
+        y, total = view(out, "out", True), [view(sum, "sum", True) for _ in others]
+        like_x = (*others, y, *total)
+        if not seen.shape or of_weight.shape != seen.shape[-1:] or any(t.shape != seen.shape for t in like_x):
+            found = ", ".join(str(t.shape) for t in (seen, of_weight, *like_x))
             raise ArgumentError(
-                f"rmsnorm takes x (..., N), weight (N) and out like x; found {seen.shape}, {of_weight.shape}, {y.shape}"
+                f"rmsnorm takes x (..., N), weight (N), and out, residual and sum like x; found {found}"
             )
-        in_place = seen.pointer == y.pointer and seen.strides == y.strides
-        check_apart("out", y, (of_weight,) if in_place else (seen, of_weight))
-        signature = Signature(seen.dtype, of_weight.dtype, y.dtype, seen.shape[-1])
+        for written, name in ((y, "out"), *((t, "sum") for t in total)):
+            read = [seen, *others]
+            if any(_same(written, t) for t in read):
+                read = [t for t in read if not _same(written, t)]
+            check_apart(name, written, (*read, of_weight))
+        if total:
+            check_apart("sum", total[0], (y,))
+            if others[0].dtype != total[0].dtype:
+                raise ArgumentError(f"sum must be of residual's type, {others[0].dtype}; found {total[0].dtype}")
+        dtype = others[0].dtype if others else "none"
+        signature = Signature(seen.dtype, of_weight.dtype, y.dtype, seen.shape[-1], dtype)
         rows, to = flatten_rows(seen, "x"), flatten_rows(y, "out")
-        return Asked(signature, rows.shape[0], (rows, of_weight, to, float(eps)), out)
+        added = [flatten_rows(t, "residual") for t in others]
+        arguments = (rows, *added, of_weight, to, *(flatten_rows(t, "sum") for t in total), float(eps))
+        return Asked(signature, rows.shape[0], arguments, (out, sum) if others else out)
+
+
+def _same(one: TensorView, other: TensorView) -> bool:
+    """Whether two tensors are one, element by element."""
+    return one.pointer == other.pointer and one.strides == other.strides
 
 
 RMSNORM = RmsNorm()

@@ -37,7 +37,7 @@ def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
     contents: Contents = {"vllm": {"__version__": version}, "vllm.envs": {"VLLM_BATCH_INVARIANT": False}}
     contents |= _engine()
     linear = _linear()
-    contents |= linear | _mlps(linear[f"{LAYERS}.linear"]["Linear"]) | _embeddings() | _fp8_gemms()
+    contents |= _norms() | linear | _mlps(linear[f"{LAYERS}.linear"]["Linear"]) | _embeddings() | _fp8_gemms()
     of_experts = experts()
     contents |= of_experts | experts_in_mxfp4(of_experts)
     modules = {name: types.ModuleType(name) for name in contents}
@@ -187,6 +187,29 @@ def _linear() -> Contents:
             "Linear": Linear,
         }
     }
+
+
+def _norms() -> Contents:
+    class RMSNorm(nn.Module):
+        has_weight, variance_size_override = True, None
+
+        def __init__(self, hidden_size: int, eps: float = 1e-6, dtype: Any = torch.bfloat16) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(hidden_size).to(dtype), requires_grad=False)
+            self.variance_epsilon, self._forward_method = eps, self.forward_native
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return self._forward_method(*args, **kwargs)
+
+        def forward_native(self, x: Any, residual: Any = None) -> Any:
+            total = x if residual is None else x + residual
+            y = nn.functional.rms_norm(total, self.weight.shape, self.weight, self.variance_epsilon)
+            return y if residual is None else (y, total)
+
+    class GemmaRMSNorm(RMSNorm):
+        pass
+
+    return {f"{LAYERS}.layernorm": {"RMSNorm": RMSNorm, "GemmaRMSNorm": GemmaRMSNorm}}
 
 
 def _mlps(linear: Any) -> Contents:

@@ -240,11 +240,12 @@ FAMILIES: dict[str, Family] = {
         rows=grouped_gemm.ROWS["sm90_gathered"],
         estimate_us=lambda v, s, m: estimate_grouped.estimate_us(grouped_gemm.grouped_plan(v), s, m),
     ),
-    # One block a row, `threads` threads a block; `overlap` with the kernels before and after, which Ampere cannot.
+    # One block a row, `threads` threads a block; `overlap` with the kernels before and after, which Ampere cannot. With
+    # and without a residual, and then the sum.
     "rmsnorm_row": Family(
         "rmsnorm",
         tuple(TARGETS),
-        _SAME_16_BIT,
+        (*_SAME_16_BIT, ("bf16",) * 5, ("f16",) * 5),
         {"threads": _WHOLE_WARPS, "overlap": (False, True)},
         _no_overlap,
         likely=Likely(options=likely_row_wise.RMSNORM),

@@ -1,22 +1,24 @@
 """A decode step of a few layers, as a server runs it, for every way to compute their GEMMs; timed in CUDA graphs.
 
 Between an archive's GEMMs run kernels of torch's: norms that add the residual, rotary embeddings, the write to the
-cache, attention over it, the activation; none of them begins or ends early. Each layer has weights and a cache
-of its own, so a step finds them outside L2. Needs torch and a GPU. Knows nothing of what choices are for.
+cache, attention over it, the activation; none of them begins or ends early. Norms are the archive's where they were
+tuned, as servers' plugins have it. Each layer has weights and a cache of its own, so a step finds them outside L2. Needs torch and a GPU. Knows nothing of what choices are for.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
+from runtime.errors import AotError
 from runtime.gemm.signature import Signature
+from runtime.rmsnorm import Signature as Norm
 from runtime.serve.library import Library
 from runtime.serve.load import load
 
@@ -95,6 +97,23 @@ class Neighbours:
             raise MeasureError(f"torch.compile, which makes the kernels between GEMMs, does not work: {what}") from None
         return made
 
+    def with_norms_of(self, lib: Library, dtype: str, hidden: int) -> Neighbours:
+        """The same, but for norms of a sum that the archive was tuned for."""
+        try:
+            tuned = lib.is_tuned(Norm(dtype, dtype, dtype, hidden, dtype))
+        except AotError:  # it has no norms
+            tuned = False
+        if not tuned:
+            return self
+
+        def added_and_normed(
+            x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            found: tuple[torch.Tensor, torch.Tensor] = lib.call("rmsnorm", x, weight, residual=residual, eps=_EPS)
+            return found
+
+        return replace(self, added_and_normed=added_and_normed)
+
 
 class Layer:
     """A layer's weights, norms' too."""
@@ -171,7 +190,9 @@ class DecodeReplay:
 
     def __init__(self, archive: Path, block: Block, options: GraphOptions) -> None:
         self.lib = opened(archive)
-        self.block, self.options, self.neighbours = block, options, Neighbours.compiled()
+        self.block, self.options = block, options
+        of = next(iter(block.ways.values()))[0]
+        self.neighbours = Neighbours.compiled().with_norms_of(self.lib, of.a, block.hidden)
         self.layers = layers_of(block, options)
         self._step: Step | None = None
 

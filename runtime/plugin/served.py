@@ -53,6 +53,7 @@ class Served:
         # Of quantised layers those that the server computes, by kind and reason.
         self._quantised_left: Counter[tuple[str, str]] = Counter()
         self._fused: list[Any] = []  # the MLPs whose activations GEMMs compute
+        self._norms: list[Any] = []  # the norms that are the archive's
         self._decisions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by layer, or fp8 GEMM
 
     def _forget(self) -> None:
@@ -61,6 +62,7 @@ class Served:
         self._ready.clear()
         self._quantised_left.clear()
         self._fused.clear()
+        self._norms.clear()
         self._decisions.clear()
 
     def _open(self, settings: Settings, workspaces: str) -> Library:
@@ -204,6 +206,21 @@ class Served:
                 self._fused.append(mlp)
                 mlp.leave_to_gemm()
 
+    def _take_norms(self, model: Any, rms_norm: type) -> None:
+        """Let norms of a model, of the server's class `rms_norm`, be the archive's where it has kernels for them, which
+        begin early and let others do so; and the server's else, and where they quantise, too."""
+        from . import norms
+
+        assert self.lib is not None
+        of_archive = norms.quantises_apart(self._decisions.values(), self._quantised_left)
+        for module in norms.norms(model, rms_norm):
+            norms.restore(module)
+            decision = norms.decide(self.lib, module)
+            if of_archive and decision.plain:
+                norms.take(module, decision, self._number())
+                self._decisions[module] = decision
+                self._norms.append(module)
+
     def _preload(self, keys: set[str], rows: int = 1, tokens: tuple[int, int | None] = (1, None)) -> int:
         """Load the kernels of these signatures, which see so many rows for each token, and plan for as many numbers of
         tokens as plans are kept, of those from the first to the last of `tokens`; where `rows` is 0 plan nothing."""
@@ -246,9 +263,13 @@ class Served:
 
     def _give_up(self, error: Exception) -> None:
         """Let the server compute every layer that it still can: nothing was traced yet."""
+        from . import norms
+
         self.lib = None
         for mlp in self._fused:
             mlp.restore()
+        for module in self._norms:
+            norms.restore(module)
         for layer, decision in list(self._decisions.items()):
             if not decision.binding:  # or its kernels are loaded
                 self._leave(layer)

@@ -56,15 +56,24 @@ def call(lib: Library, operation: str, *tensors: torch.Tensor, out: torch.Tensor
         ArgumentError: also where the operation has no operator, or a gradient would have to be recorded, which the
             archive's kernels do not do.
     """
-    known = _operators.get(operation)
-    if known is None:
-        raise ArgumentError(_why_none(operation))
+    known = operators_of(operation)
     number = number_of(id(lib)) if torch.compiler.is_compiling() else register(lib)
     refuse_gradient(operation, [*tensors, *(x for x in words.values() if isinstance(x, torch.Tensor))])
     if out is None:
         return known.functional(number, *tensors, **words)
     known.to_out(number, *tensors, out, **words)
     return out
+
+
+def operators_of(operation: str) -> Any:
+    """The operators of an operation: `functional`, which returns a new tensor, and `to_out`.
+
+    Raises:
+        ArgumentError: it has none.
+    """
+    if operation not in _operators:
+        raise ArgumentError(_why_none(operation))
+    return _operators[operation]
 
 
 def _why_none(name: str) -> str:
@@ -79,7 +88,7 @@ def _schema(of: Operation) -> tuple[list[str], list[str]] | None:
     where a schema cannot."""
     _, *parameters = inspect.signature(of.ask).parameters.values()
     tensors = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
-    rest = [p for p in parameters if p.name not in (*tensors, "out")]
+    rest = [p for p in parameters if p.name not in (*tensors, "out", *getattr(of, "beyond_operator", ()))]
     typed = [
         f"Tensor? {p.name}=None"
         if p.default is None

@@ -166,6 +166,8 @@ MADE = MAKE_KERNEL, DESCRIBE
 
 # Of the activation that GEMMs of gates may compute; looked at where a model has one.
 ACTIVATION = Hook(f"{_LAYERS}.activation", "SiluAndMul", "forward_native", ("x",))
+# Of the norms that an archive may compute; and of what such a module calls.
+NORM = Hook(f"{_LAYERS}.layernorm", "RMSNorm", "forward_native", ("self", "x", "residual"))
 # Of the model that was loaded.
 MODEL = Hook("vllm.v1.worker.gpu_worker", "Worker", "get_model", ("self",))
 

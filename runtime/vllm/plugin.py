@@ -329,10 +329,20 @@ class Plugin(Served):
         try:
             ((silu_and_mul, _),) = hooks.look_up([hooks.ACTIVATION])
             self._fuse(worker.get_model(), silu_and_mul)
+            self._take_norms_of(worker.get_model())
             self._note_other_experts(worker.get_model())
             self.report()
         except Exception as error:
             self._give_up(error)
+
+    def _take_norms_of(self, model: Any) -> None:
+        """Let norms be the archive's where it has them; all are vLLM's where its class is not as it is known."""
+        try:
+            ((rms_norm, _),) = hooks.look_up([hooks.NORM])
+        except ArgumentError as error:
+            _log.info("norms are vLLM's: %s", words(error))
+            return
+        self._take_norms(model, rms_norm)
 
     # --- its graphs are compiled ---
 
@@ -370,7 +380,7 @@ def _sources() -> str:
     here = Path(__file__).parent
     digest = hashlib.sha256()
     folders = (here, here.parent / "plugin")
-    of_torch = (here.parent / "torch" / f"{name}.py" for name in ("operator", "direct", "lowering"))
+    of_torch = (here.parent / "torch" / f"{name}.py" for name in ("operator", "operations", "norms", "direct", "lowering"))
     for path in (*(path for f in folders for path in sorted(f.glob("*.py"))), *of_torch):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -6,27 +6,32 @@ from runtime.program.arguments import Argument, ScalarArgument, StreamArgument, 
 
 from ...search.provider import Buildable
 from ...search.variants import Variant
-from ..arguments import stand_ins
+from ..arguments import stand_ins_by_name
+
+_OPERANDS = "x", "residual", "weight", "y", "sum", "eps", "stream"  # in the order that the kernel takes them
 
 
 def rmsnorm(variant: Variant) -> Buildable:
-    """RMSNorm over x (M, N), weight (N), y (M, N), an f32 eps and a stream; rows of x and y may lie apart."""
+    """RMSNorm over x (M, N), perhaps a residual (M, N), weight (N), y (M, N), with a residual the sum (M, N), an f32 eps
+    and a stream; rows of matrices may lie apart."""
     from ...kernels.rmsnorm import RmsNorm
 
-    symbols = {
-        "m": Symbol(32, 1),
-        "n": Symbol(32, 8),
-        "ldx": Symbol(64, 8),
-        "ldy": Symbol(64, 8),
-    }
-    x, weight, y = variant.elements
+    added = len(variant.elements) == 5
+    rows = {"x": "ldx", "y": "ldy", **({"residual": "ldr", "sum": "lds"} if added else {})}
+    symbols = {"m": Symbol(32, 1), "n": Symbol(32, 8), **dict.fromkeys(rows.values(), Symbol(64, 8))}
+    dtype = variant.a  # of all operands
+
+    def matrix(name: str) -> Argument:
+        return TensorArgument(name, dtype, ("m", "n"), (rows[name], 1), 16)
+
     tree: list[Argument] = [
-        TensorArgument("x", x, ("m", "n"), ("ldx", 1), 16),
-        TensorArgument("weight", weight, ("n",), (1,), 16),
-        TensorArgument("y", y, ("m", "n"), ("ldy", 1), 16),
+        matrix("x"),
+        *([matrix("residual")] if added else []),
+        TensorArgument("weight", dtype, ("n",), (1,), 16),
+        matrix("y"),
+        *([matrix("sum")] if added else []),
         ScalarArgument("eps", "f32"),
         StreamArgument("stream"),
     ]
-    return Buildable(
-        RmsNorm(variant.integer("threads"), bool(variant.options["overlap"])), stand_ins(tree, symbols), tree, symbols
-    )
+    made = RmsNorm(variant.integer("threads"), bool(variant.options["overlap"]))
+    return Buildable(made, stand_ins_by_name(tree, symbols, _OPERANDS), tree, symbols)

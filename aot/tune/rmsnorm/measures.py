@@ -27,14 +27,19 @@ _FLOAT64_ELEMENTS = 10 << 20  # up to so many a reference is computed in float64
 
 @dataclass(frozen=True)
 class OperandSet(FieldOperands):
-    """One x, weight and y of an RMSNorm, and its eps."""
-
-    written = ("y",)
+    """One x, weight and y of an RMSNorm, perhaps a residual and a sum, and its eps."""
 
     x: torch.Tensor
+    residual: torch.Tensor | None
     weight: torch.Tensor
     y: torch.Tensor
+    sum: torch.Tensor | None
     eps: float
+
+    @property
+    def written(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The fields that a function writes."""
+        return ("y",) if self.sum is None else ("y", "sum")
 
 
 class Weights(RandomOperands[Signature]):
@@ -45,12 +50,18 @@ class Weights(RandomOperands[Signature]):
         self.weights = [self._normal((signature.n,)).to(TORCH_DTYPES[signature.weight]) for _ in range(self.count)]
 
     def operands(self, m: int) -> list[OperandSet]:
-        """Fresh random x (M, N) and poisoned y (M, N), one for each weight. Row 5, if there is one, is zero."""
+        """Fresh random x and residual (M, N) and poisoned y and sum (M, N), one for each weight. Row 5, if there is
+        one, is zero."""
         s = self.signature
-        return [
-            OperandSet(self._x(m).to(TORCH_DTYPES[s.x]), weight, poisoned((m, s.n), s.y, self.device), _EPS)
-            for weight in self.weights
-        ]
+
+        def made(weight: torch.Tensor) -> OperandSet:
+            x, y = self._x(m).to(TORCH_DTYPES[s.x]), poisoned((m, s.n), s.y, self.device)
+            if s.residual == "none":
+                return OperandSet(x, None, weight, y, None, _EPS)
+            residual = self._x(m).to(TORCH_DTYPES[s.residual])
+            return OperandSet(x, residual, weight, y, poisoned((m, s.n), s.residual, self.device), _EPS)
+
+        return [made(weight) for weight in self.weights]
 
     def _x(self, m: int) -> torch.Tensor:
         low, high = _MAGNITUDES
@@ -71,22 +82,30 @@ class RmsNormMeasures(Measures):
         return Weights(signature, m, l2_bytes, seed, device)
 
     def reference(self, signature: Signature, operands: OperandSet) -> Mapping[str, torch.Tensor]:
-        """What y must be, in float64 where that is cheap, else in float32."""
+        """What y must be, and the sum, in float64 where that is cheap, else in float32."""
         wide = torch.float64 if operands.x.numel() <= _FLOAT64_ELEMENTS else torch.float32
-        x, weight = operands.x.to(wide), operands.weight.to(wide)
-        return {"y": x * torch.rsqrt(x.square().mean(-1, keepdim=True) + operands.eps) * weight}
+        x, weight, more = operands.x.to(wide), operands.weight.to(wide), dict[str, torch.Tensor]()
+        if operands.residual is not None:
+            more["sum"] = x = x + operands.residual.to(wide)
+        return {"y": x * torch.rsqrt(x.square().mean(-1, keepdim=True) + operands.eps) * weight, **more}
 
     def max_error(self, signature: Signature, output: str) -> float:
-        """The relative error that y may have: its own rounding and the order of sums, which are in f32."""
-        return tolerance(signature.y)
+        """The relative error that an output may have: its own rounding and the order of sums, which are in f32; of y
+        also that of the sum."""
+        of_sum = 0.0 if signature.residual == "none" else tolerance(signature.residual)
+        return of_sum if output == "sum" else tolerance(signature.y) + of_sum
 
     def baseline(self, signature: Signature, example: OperandSet) -> tuple[str, Launch]:
-        """torch.nn.functional.rms_norm, which makes a y of its own; one of another type is converted."""
+        """torch.nn.functional.rms_norm, which makes a y of its own; one of another type is converted, and a residual
+        added before."""
         name, dtype = "torch.nn.functional.rms_norm", TORCH_DTYPES[signature.y]
 
         def normalise(o: OperandSet) -> torch.Tensor:
-            return torch.nn.functional.rms_norm(o.x, o.weight.shape, o.weight, o.eps)
+            x = o.x if o.residual is None else o.x + o.residual
+            return torch.nn.functional.rms_norm(x, o.weight.shape, o.weight, o.eps)
 
+        if signature.residual != "none":
+            name = f"an addition, {name}"
         if signature.x == signature.weight == signature.y:
             return baseline_of(signature, name, normalise, example)
         return baseline_of(signature, f"{name}, to {signature.y}", lambda o: normalise(o).to(dtype), example)

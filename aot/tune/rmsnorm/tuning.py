@@ -16,13 +16,14 @@ class RmsNormTuning(Tuning):
     """See `aot.tune.operation.Tuning`."""
 
     def work(self, signature: Signature, m: int) -> Work:
-        """x and weight read once, y written once."""
-        x, weight, y = (DTYPES[t].bytes_of(signature.n) for t in (signature.x, signature.weight, signature.y))
-        return Work(_FLOPS * m * signature.n, m * (x + y) + weight)
+        """Each operand read or written once."""
+        rows = (o.dtype for o in signature.operands() if o.name != "weight")
+        of_row = sum(DTYPES[dtype].bytes_of(signature.n) for dtype in rows)
+        return Work(_FLOPS * m * signature.n, m * of_row + DTYPES[signature.weight].bytes_of(signature.n))
 
     def form(self, signature: Signature) -> Hashable:
         """All but N."""
-        return signature.x, signature.weight, signature.y
+        return signature.x, signature.weight, signature.y, signature.residual
 
     def measures(self) -> Measures:
         """What needs torch."""

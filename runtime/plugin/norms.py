@@ -1,0 +1,81 @@
+"""RMSNorm in a server's model, by kernels of an archive that let the GEMM behind them begin early: which modules have
+one, and how a module is left to it.
+
+A GEMM that overlaps can load weights while the kernel before it runs only if that kernel lets it begin, as the server's
+norms do not. Knows modules by the attributes that vLLM gives them, and nothing of archives' files.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ..errors import AotError
+from ..program.tensor import dtype_name
+from ..rmsnorm import Signature
+from ..serve.library import Library
+from ..torch.norms import ADD_RMSNORM
+from ..torch.operations import operators_of
+from .linears import FP8, Decision
+
+KIND = "norm"
+_NUMBER, _PLAIN, _OWN = "_cute_aot_number", "_cute_aot_plain_norm", "_cute_aot_forward"
+_FORWARD = "_forward_method"  # what vLLM's custom operators call, chosen when they are made
+
+
+def norms(model: Any, rms_norm: type) -> Iterator[Any]:
+    """The modules of a model that are the server's RMSNorm of whole rows, x * weight and no other."""
+    for module in model.modules():
+        if type(module) is rms_norm and module.has_weight and module.variance_size_override is None:
+            yield module
+
+
+def quantises_apart(decisions: Iterable[Decision], left: Iterable[tuple[str, str]]) -> bool:
+    """Whether no norm of a model is fused with quantising tokens: `decisions` about its layers leave tokens of all fp8
+    layers to the archive, and of quantised ones that are `left` to the server, by kind and reason, there is none."""
+    return all(each.besides for each in decisions if each.kind == FP8) and not any(kind == FP8 for kind, _ in left)
+
+
+def decide(lib: Library, module: Any) -> Decision:
+    """What `lib` has for a norm with a residual and, as `biased`, for one without; only what was tuned."""
+    weight = module.weight
+    try:
+        dtype = dtype_name(weight.dtype)
+        added, plain = (Signature(dtype, dtype, dtype, weight.shape[0], of) for of in (dtype, "none"))
+        keys = [s.key() if lib.is_tuned(s) else "" for s in (added, plain)]
+    except AotError:  # an element type, or no table of this operation
+        keys = ["", ""]
+    return Decision(KIND, *keys, reason="" if keys[0] else "no norm with a residual was tuned for it")
+
+
+def take(module: Any, decision: Decision, number: int) -> None:
+    """Let the library with this number compute a norm, as was decided."""
+    restore(module)
+    setattr(module, _NUMBER, number)
+    setattr(module, _PLAIN, bool(decision.biased))
+    setattr(module, _OWN, getattr(module, _FORWARD))
+    setattr(module, _FORWARD, types.MethodType(_computed, module))
+
+
+def restore(module: Any) -> None:
+    """Let the server compute a norm."""
+    if _OWN in vars(module):
+        setattr(module, _FORWARD, getattr(module, _OWN))
+        for name in (_NUMBER, _PLAIN, _OWN):
+            delattr(module, name)
+
+
+_RMSNORM = operators_of("rmsnorm").functional
+
+
+def _computed(module: Any, x: Any, residual: Any = None) -> Any:
+    """What vLLM's `RMSNorm` gives; torch.compile traces it."""
+    number, weight, eps = getattr(module, _NUMBER), module.weight, module.variance_epsilon
+    if x.dtype != weight.dtype or x.dim() < 2:
+        return getattr(module, _OWN)(x) if residual is None else getattr(module, _OWN)(x, residual)
+    if residual is not None:
+        return ADD_RMSNORM(number, x.contiguous(), residual.contiguous(), weight, eps)
+    if getattr(module, _PLAIN):
+        return _RMSNORM(number, x.contiguous(), weight, eps=eps)
+    return getattr(module, _OWN)(x)
