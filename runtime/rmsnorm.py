@@ -26,8 +26,8 @@ _KEY = re.compile(
 
 @dataclass(frozen=True)
 class Signature(FieldSignature):
-    """x (M, N), weight (N) and y (M, N) of these element types, by short name, and residual and sum (M, N), both of one,
-    unless `residual` is "none"; rows of all but weight may lie apart."""
+    """x (M, N), weight (N) and y (M, N) of these element types, by short name, and residual and sum (M, N), both of
+    one, unless `residual` is "none"; rows of all but weight may lie apart."""
 
     operation: ClassVar[str] = "rmsnorm"
 
@@ -75,7 +75,7 @@ class RmsNorm(FieldOperation[Signature]):
     labels: Mapping[str, str] = {"n": "N"}
     usual: Mapping[str, Any] = {"residual": "none"}
     words: Mapping[str, tuple[str, ...]] = {"residual": ("none", "bf16", "f16")}
-    beyond_operator = ("residual", "sum")
+    beyond_operator = ("residual",)
 
     def read(self, obj: Any) -> Signature:
         """The signature that `Signature.to_json` wrote; `residual` may be absent.
@@ -96,48 +96,45 @@ class RmsNorm(FieldOperation[Signature]):
         weight: Any,
         *,
         residual: Any = None,
-        sum: Any = None,
         out: Any = None,
         eps: float = USUAL_EPS,
     ) -> Asked:
         """y = RMSNorm(x) for x (..., N) and weight (N); without `out` a torch `x` gives a new tensor like it.
 
-        With `residual`, like x, (y, sum): y = RMSNorm(sum) for sum = x + residual, which may be x or residual; without
-        `sum` it is a new tensor.
+        With `residual`, like x, (y, sum): y = RMSNorm(sum) for sum = x + residual. Either may be written to where x or
+        residual is.
 
         Raises:
             ArgumentError: the tensors do not go together.
         """
         seen, of_weight = view(x, "x", False), view(weight, "weight", False)
-        if (residual is None) > (sum is None):
-            raise ArgumentError("sum is written where there is a residual; pass one, or leave sum out")
         others = [] if residual is None else [view(residual, "residual", False)]
         if out is None:
             out = allocate(x, seen.shape, seen.dtype)
-        if others and sum is None:
-            sum = allocate(x, seen.shape, others[0].dtype)
-        y, total = view(out, "out", True), [view(sum, "sum", True) for _ in others]
-        like_x = (*others, y, *total)
+            if others:
+                out = out, allocate(x, seen.shape, others[0].dtype)
+        try:
+            y, total = out if others else (out, None)
+        except (TypeError, ValueError):
+            raise ArgumentError("out of rmsnorm with a residual must be (y, sum)") from None
+        to, totals = view(y, "out", True), [view(total, "sum", True) for _ in others]
+        like_x = (*others, to, *totals)
         if not seen.shape or of_weight.shape != seen.shape[-1:] or any(t.shape != seen.shape for t in like_x):
             found = ", ".join(str(t.shape) for t in (seen, of_weight, *like_x))
             raise ArgumentError(
                 f"rmsnorm takes x (..., N), weight (N), and out, residual and sum like x; found {found}"
             )
-        for written, name in ((y, "out"), *((t, "sum") for t in total)):
-            read = [seen, *others]
-            if any(_same(written, t) for t in read):
-                read = [t for t in read if not _same(written, t)]
-            check_apart(name, written, (*read, of_weight))
-        if total:
-            check_apart("sum", total[0], (y,))
-            if others[0].dtype != total[0].dtype:
-                raise ArgumentError(f"sum must be of residual's type, {others[0].dtype}; found {total[0].dtype}")
+        for name, written in (("out", to), *(("sum", t) for t in totals)):
+            check_apart(name, written, (*(t for t in (seen, *others) if not _same(written, t)), of_weight))
+        if totals:
+            check_apart("sum", totals[0], (to,))
+            if others[0].dtype != totals[0].dtype:
+                raise ArgumentError(f"sum must be of residual's type, {others[0].dtype}; found {totals[0].dtype}")
         dtype = others[0].dtype if others else "none"
-        signature = Signature(seen.dtype, of_weight.dtype, y.dtype, seen.shape[-1], dtype)
-        rows, to = flatten_rows(seen, "x"), flatten_rows(y, "out")
-        added = [flatten_rows(t, "residual") for t in others]
-        arguments = (rows, *added, of_weight, to, *(flatten_rows(t, "sum") for t in total), float(eps))
-        return Asked(signature, rows.shape[0], arguments, (out, sum) if others else out)
+        signature = Signature(seen.dtype, of_weight.dtype, to.dtype, seen.shape[-1], dtype)
+        rows, of_y = flatten_rows(seen, "x"), flatten_rows(to, "out")
+        added, sums = ([flatten_rows(t, name) for t in of] for name, of in (("residual", others), ("sum", totals)))
+        return Asked(signature, rows.shape[0], (rows, *added, of_weight, of_y, *sums, float(eps)), out)
 
 
 def _same(one: TensorView, other: TensorView) -> bool:

@@ -20,6 +20,7 @@ PROMPT_TOKENS, ANSWER_TOKENS = (16, 2048), (8, 256)  # from, to
 AT_ONCE, IN_TURN = 128, 192  # requests
 PER_S = 16.0  # of those that come in turn: a quarter of what two H100s take of an 8B model
 USUAL_SEED = "0"
+_SLOWEST = 12
 _PREFILLED = 0, 1, 256, 512, 1024, 2048  # tokens of prompts in a step, from which steps count together
 
 
@@ -121,6 +122,14 @@ def by_prefilled(found: Iterable[tuple[int, float]]) -> dict[str, list[float]]:
     return {str(least): [len(ms), round(statistics.median(ms), 3)] for least, ms in sorted(groups.items())}
 
 
+def slowest(found: Sequence[tuple[int, float]]) -> list[list[float]]:
+    """The longest steps: milliseconds, and tokens of prompts in the step before, in this and in the next, as an engine
+    that schedules ahead gives a step's tokens when the next has begun."""
+    tokens = [0, *(of for of, _ in found), 0]
+    longest = sorted(range(len(found)), key=lambda i: -found[i][1])[:_SLOWEST]
+    return [[round(1e3 * found[i][1], 1), *tokens[i : i + 3]] for i in longest]
+
+
 def waits(requests: Sequence[Request], came: dict[str, list[float]]) -> dict[str, float]:
     """`Waits.figures` of these requests alone."""
     found = Waits()
@@ -138,7 +147,7 @@ def measured(
     """Both kinds of traffic, so many times each with other requests, after some that warm up.
 
     The 99th percentile of one repeat's TTFT is that of two requests; "in_turn_pooled" is of all repeats' requests, and
-    "in_turn_steps" of all their steps (`by_prefilled`).
+    "in_turn_steps" and "in_turn_slowest" of all their steps (`by_prefilled`, `slowest`).
     """
     served(engine, drawn("warm", 16), sampling, **clocks)
     tokens_per_s, waited, pooled, every = [], [], Waits(), list[tuple[int, float]]()
@@ -159,4 +168,5 @@ def measured(
         "in_turn": {name: [each[name] for each in waited] for name in waited[0]},
         "in_turn_pooled": pooled.figures(),
         "in_turn_steps": by_prefilled(every),
+        "in_turn_slowest": slowest(every),
     }

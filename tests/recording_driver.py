@@ -27,7 +27,7 @@ from runtime.device.libcuda import FUNCTIONS
 from runtime.device.prepared_launch import PreparedLaunch
 from runtime.errors import DeviceError
 from runtime.gemm.signature import Signature
-from runtime.program.arguments import Argument, StreamArgument, Symbol
+from runtime.program.arguments import Argument, StreamArgument, Symbol, TensorArgument
 from runtime.program.geometry import contiguous_strides
 from runtime.program.program import LaunchSource, ParameterSource, ProgramSource
 from runtime.program.record import Kernel, RecordSource
@@ -502,7 +502,7 @@ def tensors_record(
 ) -> dict[str, Any]:
     """A made-up function of tensors, of any extents, that `m` is one of. Its kernel takes a pointer for each tensor, in
     their order, and then M."""
-    pointers = [argument.name for argument in tree]
+    pointers = [argument.name for argument in tree if isinstance(argument, TensorArgument)]
     parameters = [ParameterSource(8, [], [(0, "raw", i, None)]) for i in range(len(pointers))]
     launch = LaunchSource(0, [1, 1, 1], [1, 1, 1], 2, [], [*parameters, ParameterSource(4, [(0, 4, 0)], [])])
     return RecordSource(

@@ -70,7 +70,10 @@ def test_from_config_has_what_quantises_tokens(run: Run, tmp_path: Path) -> None
     assert [g.name for g in more.gemms if g not in plain.gemms] == ["qkv.few", "qkv.behind", "o.few", "o.behind"]
     assert [g.name for g in usual.gemms if g not in plain.gemms] == ["qkv.few", "o.few"]
     assert usual.uses == plain.uses
-    assert [use.name for use in more.uses if use not in plain.uses] == ["qkv_quantise", "o_quantise"]
+    assert [use.name for use in more.uses if use not in plain.uses] == [
+        *("qkv_quantise", "o_quantise"),
+        *("norm", "first_norm"),
+    ]
     many = manifest.loads(run(*asked[:4], "1024", *asked[5:], "--quantise").out)
     assert {"qkv_quantise", "o_quantise"} <= {use.name for use in many.uses}  # no GEMM is for so many
     of_16_bits = run(*asked[:2], ROOT / "tests/data/configs/llama-3.1-8b.json", *asked[3:], "--quantise")

@@ -45,6 +45,7 @@ from .models.config import is_integer, short
 from .models.experts import Arithmetic, Ranks
 from .models.layers import Linear, Model
 from .models.read_model import VOCABULARY_PADDING, padded, read_model
+from .norms import of_norms
 from .unquantised import NO_LAYER, of_unquantised, with_few_in_blocks
 
 # What `dtype` means for A, B and D. The router and lm_head stay in the type of D, as fp8 checkpoints keep them.
@@ -74,7 +75,8 @@ class Wanted:
     are spread, each whole, as vLLM's expert parallelism does it: a multiple of `tp`, or 1. `experts` is whether the
     manifest has them. `in_graph` adds the other ways to compute the layers that `aot tune --in-graph` chooses for.
     `quantise` adds what quantises the tokens of layers in e4m3, or, if it is None, few tokens of those with scales of
-    blocks, unless layers are fused.
+    blocks, unless layers are fused. With either the manifest has the model's norms, as far as they are RMSNorm of a sum
+    with the residual.
     """
 
     tp: int
@@ -156,6 +158,8 @@ def manifest_from_config(
     else:
         _check_served(found, (*gemms, *uses), wanted, targets, on_warning)
     gemms, uses = _with_quantised_tokens(found, wanted, gemms, uses, targets)
+    if (wanted.in_graph or wanted.quantise) and found.residuals and found.rms_norms:
+        uses = _by_operation([*uses, *of_norms(gemms[0].signature.d, [found.used["hidden_size"]], ms, targets)])
     return Manifest(
         model or model_name(named_after or source, wanted.tp, layers.called, wanted.fuse, wanted.ep),
         _source(found, ranks, layers),

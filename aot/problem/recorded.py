@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from runtime.gemm.signature import Signature
+from runtime.rmsnorm import RMSNORM
+from runtime.rmsnorm import Signature as Norm
 
 from ..search import traffic
 from ..search.targets import TARGETS
 from ..search.unserved import variants, why_none
 from .manifest import MAX_COUNT, MAX_TOKENS, Gemm, Manifest, ManifestError, Use, read_text, signature_problem
 from .model_config import model_name
+from .norms import of_norms
 from .unquantised import NO_LAYER, of_unquantised, with_few_in_blocks
 from .ways import NO_PART, all_ways
 
@@ -36,8 +39,8 @@ _NUMBER = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
 
 
 class Worker(NamedTuple):
-    """One file: whose it is, its layers and heads by name, the layers that have no signature by the reason, and steps
-    by M, of layers and of the head."""
+    """One file: whose it is, its layers and heads by name, the layers that have no signature by the reason, steps by M,
+    of layers and of the head, and the norms between layers by name."""
 
     path: str
     written_by: str
@@ -52,6 +55,7 @@ class Worker(NamedTuple):
     left: dict[str, int]
     tokens: dict[int, int]
     logits: dict[int, int]
+    norms: dict[str, Norm]
 
 
 def manifest_from_workers(
@@ -97,14 +101,17 @@ def manifest_from_workers(
         named = [*all_ways(named, gated=any(gemm.signature.parts.gated for gemm in named))]
         if len(named) == len(gemms):
             raise ManifestError(f"{folder}: {NO_PART}")
-    of_rows: list[Use] = []
+    uses: list[Use] = []
     if quantise:
-        every, of_rows = of_unquantised(named, found)
-        if len(every) == len(named) and not of_rows:
+        every, uses = of_unquantised(named, found)
+        if len(every) == len(named) and not uses:
             raise ManifestError(f"{folder}: {NO_LAYER}")
         named = every
     elif quantise is None:
         named = with_few_in_blocks(named, found)
+    inputs = {gemm.signature.k for gemm in gemms}  # a norm of another extent is that of a head
+    for norm in dict.fromkeys(norm for _, norm in _distinct(workers, "norms") if norm.n in inputs):
+        uses += of_norms(norm.x, [norm.n], of_file.tokens, found)
     return Manifest(
         model or model_name(first.model, first.tensor_parallel, "bf16"),
         f"{first.model} at tp {first.tensor_parallel}, {sum(tokens.values())} steps, recorded by {len(workers)} "
@@ -113,7 +120,7 @@ def manifest_from_workers(
         tuple(found),
         tuple(named),
         depth,
-        tuple(of_rows),
+        tuple(uses),
         traffic=of_file.traffic,
     )
 
@@ -187,6 +194,7 @@ class _Reader:
             self._counts("left", str),
             self._counts("tokens", self._m),
             self._counts("logits", self._m),
+            self._norms(),
         )
 
     def _fail(self, field: str, wanted: str) -> NoReturn:
@@ -219,6 +227,18 @@ class _Reader:
         except ValueError:
             self._fail(field, "an object of counts")
 
+    def _norms(self) -> dict[str, Norm]:
+        """Those of a file that has any; earlier ones have not."""
+        read = dict[str, Norm]()
+        for item in self._obj.get("norms", []):
+            name = item.get("name") if isinstance(item, dict) else None
+            key = item.get("signature") if isinstance(item, dict) else None
+            signature = RMSNORM.of_key(key) if isinstance(key, str) else None
+            if not isinstance(name, str) or signature is None:
+                raise ManifestError(f"{self._path}: 'norms' has {_short(item)}, no norm's signature; {_AGAIN}")
+            read[name] = signature
+        return read
+
     def _signatures(self, field: str) -> dict[str, Signature]:
         found, read = self._obj.get(field), dict[str, Signature]()
         for item in found if isinstance(found, list) else self._fail(field, "a list"):
@@ -243,8 +263,8 @@ def _merged(workers: Iterable[Worker], field: str) -> dict[int, int]:
     return dict(sum(engines.values(), Counter[int]()))
 
 
-def _distinct(workers: Iterable[Worker], field: str) -> list[tuple[str, Signature]]:
-    """The layers that some rank has, each with every signature that a rank has for it, in order."""
+def _distinct(workers: Iterable[Worker], field: str) -> list[tuple[str, Any]]:
+    """The layers, or norms, that some rank has, each with every signature that a rank has for it, in order."""
     return list(dict.fromkeys(item for worker in workers for item in getattr(worker, field).items()))
 
 

@@ -36,8 +36,8 @@ def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
         return "weights of few tokens are loaded by 128 rows or 256, and with scales of blocks by 96 or 192 too"
     if form.gated and options["tile_n"] == 96:
         return "half of 96 rows, as a gate has, fill no atom of WGMMA evenly"
-    if not blocks and (options["tile_n"] == 160 or options.get("share_b")):
-        return "tiles of 160 columns, and pairs of tiles that share rows of B, are for scales of blocks"
+    if not blocks and options["tile_n"] == 160:
+        return "tiles of 160 columns are for scales of blocks"
     if few and options.get("share_b"):
         return "few tokens have no second tile that would share rows of B"
     if not few and options["tile_n"] < 128:

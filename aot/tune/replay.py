@@ -2,7 +2,8 @@
 
 Between an archive's GEMMs run kernels of torch's: norms that add the residual, rotary embeddings, the write to the
 cache, attention over it, the activation; none of them begins or ends early. Norms are the archive's where they were
-tuned, as servers' plugins have it. Each layer has weights and a cache of its own, so a step finds them outside L2. Needs torch and a GPU. Knows nothing of what choices are for.
+tuned, as servers' plugins have it. Each layer has weights and a cache of its own, so a step finds them outside L2.
+Needs torch and a GPU. Knows nothing of what choices are for.
 """
 
 from __future__ import annotations

@@ -24,9 +24,10 @@ _NUMBER, _PLAIN, _OWN = "_cute_aot_number", "_cute_aot_plain_norm", "_cute_aot_f
 _FORWARD = "_forward_method"  # what vLLM's custom operators call, chosen when they are made
 
 
-def norms(model: Any, rms_norm: type) -> Iterator[Any]:
+def norms(model: Any, rms_norm: Any) -> Iterator[Any]:
     """The modules of a model that are the server's RMSNorm of whole rows, x * weight and no other."""
-    for module in model.modules():
+    every: Iterable[Any] = model.modules()
+    for module in every:
         if type(module) is rms_norm and module.has_weight and module.variance_size_override is None:
             yield module
 
@@ -43,10 +44,19 @@ def decide(lib: Library, module: Any) -> Decision:
     try:
         dtype = dtype_name(weight.dtype)
         added, plain = (Signature(dtype, dtype, dtype, weight.shape[0], of) for of in (dtype, "none"))
-        keys = [s.key() if lib.is_tuned(s) else "" for s in (added, plain)]
+        with_residual, without = (s.key() if lib.is_tuned(s) else "" for s in (added, plain))
     except AotError:  # an element type, or no table of this operation
-        keys = ["", ""]
-    return Decision(KIND, *keys, reason="" if keys[0] else "no norm with a residual was tuned for it")
+        with_residual = without = ""
+    return Decision(KIND, with_residual, without, reason="" if with_residual else "its norm was not tuned")
+
+
+def key_of(module: Any) -> str:
+    """The key of the signature that a norm with a residual has, empty where its element type is unknown."""
+    try:
+        dtype = dtype_name(module.weight.dtype)
+    except AotError:
+        return ""
+    return Signature(dtype, dtype, dtype, module.weight.shape[0], dtype).key()
 
 
 def take(module: Any, decision: Decision, number: int) -> None:
@@ -72,10 +82,11 @@ _RMSNORM = operators_of("rmsnorm").functional
 def _computed(module: Any, x: Any, residual: Any = None) -> Any:
     """What vLLM's `RMSNorm` gives; torch.compile traces it."""
     number, weight, eps = getattr(module, _NUMBER), module.weight, module.variance_epsilon
-    if x.dtype != weight.dtype or x.dim() < 2:
+    if x.dtype != weight.dtype or x.dim() < 2 or (residual is not None and residual.dtype != x.dtype):
         return getattr(module, _OWN)(x) if residual is None else getattr(module, _OWN)(x, residual)
     if residual is not None:
-        return ADD_RMSNORM(number, x.contiguous(), residual.contiguous(), weight, eps)
+        y, total = ADD_RMSNORM(number, x.contiguous(), residual.contiguous(), weight, eps)
+        return y, total
     if getattr(module, _PLAIN):
         return _RMSNORM(number, x.contiguous(), weight, eps=eps)
     return getattr(module, _OWN)(x)

@@ -1,5 +1,5 @@
-"""What one worker runs, as a small file: its layers with their signatures, and how often each M came, which
-`aot manifest from-server` makes a manifest of.
+"""What one worker runs, as a small file: its layers with their signatures, the norms between them, and how often each M
+came, which `aot manifest from-server` makes a manifest of.
 
 Layers are read from the model once, since their code does not run where graphs are compiled and replayed. Numbers of
 tokens are counted at each step, as layers see them: padded to the size of the CUDA graph. Loads no archive, and knows
@@ -50,6 +50,7 @@ class Recorder:
         self._left: Counter[str] = Counter()  # layers that are in no manifest, by the reason
         self._names: dict[int, str] = {}  # of modules, by id
         self._heads: dict[int, dict[str, str]] = {}
+        self._norms: list[dict[str, str]] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -71,9 +72,13 @@ class Recorder:
         self._worker["capability"] = capability
         self._signature = signature
         self._names = {id(module): name for name, module in model.named_modules()}
-        self._layers, self._left, self._heads = [], Counter(), {}
+        self._layers, self._left, self._heads, self._norms = [], Counter(), {}, []
         for layer, epilogue in layers:
             self._note(layer, epilogue, self._layers)
+
+    def read_norms(self, norms: Iterable[tuple[Any, str]]) -> None:
+        """Note the norms of the model that was read, each with the key of its signature."""
+        self._norms = [{"name": self._names[id(norm)], "signature": key} for norm, key in norms if self.has(norm)]
 
     def _note(self, layer: Any, epilogue: Epilogue, to: list[dict[str, str]]) -> None:
         try:
@@ -113,6 +118,8 @@ class Recorder:
         found: dict[str, Any] = self._worker | {"layers": self._layers, "heads": heads, "left": dict(self._left)}
         for name, counts in zip(("tokens", "logits"), counted, strict=True):
             found[name] = {str(m): counts[m] for m in sorted(counts)}
+        if self._norms:
+            found["norms"] = self._norms
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         try:
             beside.write_text(json.dumps(found, indent=1) + "\n")

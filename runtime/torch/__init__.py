@@ -1,7 +1,8 @@
 """An archive inside torch: a custom operator, linear layers that call it, and a pass for torch.compile.
 
 Imported by name only (`import runtime.torch`), since it needs torch. `gemm` is `Library.gemm` as the operator
-`cute_aot::gemm`, and `call` is `Library.call` as an operator of each operation's name; `replace_linears` puts GEMMs
+`cute_aot::gemm`, and `call` is `Library.call` as an operator of each operation's name, but that
+of RMSNorm with a residual, which gives two tensors, is `add_rmsnorm`; `replace_linears` puts GEMMs
 into a model; `inductor_options` lets Inductor put them into what it compiles, and `autotune_choices` lets Inductor
 measure the archive's kernels beside its own. `moe` is the experts of a mixture, around `grouped_gemm`, and
 `register_experts` puts it into models of transformers, of which some need `transpose_experts`. `quantise_nvfp4` and
@@ -14,6 +15,7 @@ from .experts import grouped_gemm, moe
 from .inductor import GemmPass, inductor_options
 from .layers import Layer, Report
 from .linears import replace_linears, restore_linears
+from .norms import add_rmsnorm
 from .operations import call
 from .operator import gemm, register
 from .quantise import Quantised, quantise_mxfp4, quantise_mxfp8, quantise_nvfp4
@@ -27,6 +29,7 @@ __all__ = [
     "PreparedWeight",
     "Quantised",
     "Report",
+    "add_rmsnorm",
     "autotune_choices",
     "call",
     "gemm",

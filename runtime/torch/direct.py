@@ -42,6 +42,16 @@ def gemm(
     return (of_two, of_three, of_more)[min(len(extras), 2)]
 
 
+def add_rmsnorm(library: int, *_names: str, eps: float) -> Call:
+    """The call of `Library.call` for RMSNorm with a residual; `out` (2, ..., N) is the norm and the sum."""
+
+    def launch(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor) -> None:
+        given = bare(x), bare(weight)
+        library_of(library).call("rmsnorm", *given, residual=bare(residual), out=out.unbind(), eps=eps)
+
+    return launch
+
+
 def call(library: int, operation: str, tensors: int, /, *names: str, **words: Any) -> Call:
     """The call of `Library.call` for an operation that takes its first `tensors` by place and others by keyword."""
     by_keyword = names[tensors:]

@@ -1,25 +1,28 @@
-"""RMSNorm behind the addition of a residual as an operator of torch's, `cute_aot::add_rmsnorm`, which returns both."""
+"""RMSNorm behind the addition of a residual as an operator of torch's, `cute_aot::add_rmsnorm`.
+
+It returns both in one tensor (2, ..., N), as generated code calls what returns one without torch's dispatcher.
+"""
 
 from __future__ import annotations
 
 import torch
 
+from ..errors import ArgumentError
 from ..rmsnorm import USUAL_EPS
 from ..serve.library import Library
-from .operator import OPERATORS, TAGS, bare, library_of, number_of, refuse_gradient, register
+from . import direct
+from .operator import DIRECT, OPERATORS, TAGS, Direct, number_of, refuse_gradient, register, tell_inductor
 
-OPERATORS.define(
-    "add_rmsnorm(int library, Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)", tags=TAGS
-)
+OPERATORS.define("add_rmsnorm(int library, Tensor x, Tensor residual, Tensor weight, float eps) -> Tensor", tags=TAGS)
 
 
 def _add_rmsnorm(
     library: int, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    found: tuple[torch.Tensor, torch.Tensor] = library_of(library).call(
-        "rmsnorm", bare(x), bare(weight), residual=bare(residual), eps=eps
-    )
-    return found
+) -> torch.Tensor:
+    both = x.new_empty((2, *x.shape))
+    launched = direct.add_rmsnorm(library, "x", "residual", "weight", eps=eps)
+    launched(x, residual, weight, out=both)
+    return both
 
 
 for _key in ("CUDA", "CPU"):  # the CPU too, where the library itself says what is wrong
@@ -27,20 +30,23 @@ for _key in ("CUDA", "CPU"):  # the CPU too, where the library itself says what 
 
 
 @torch.library.register_fake("cute_aot::add_rmsnorm", lib=OPERATORS)
-def _fake(
-    library: int, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.new_empty(x.shape), residual.new_empty(x.shape)
+def _fake(library: int, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    tell_inductor()
+    if not x.dim() or residual.shape != x.shape or weight.shape != x.shape[-1:]:
+        shapes = ", ".join(str(tuple(t.shape)) for t in (x, residual, weight))
+        raise ArgumentError(f"add_rmsnorm takes x and residual (..., N) and weight (N); found {shapes}")
+    return x.new_empty((2, *x.shape))
 
 
 ADD_RMSNORM = torch.ops.cute_aot.add_rmsnorm.default
+DIRECT[ADD_RMSNORM] = Direct(f"{__package__}.direct", "add_rmsnorm")
 
 
 def add_rmsnorm(
     lib: Library, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = USUAL_EPS
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(RMSNorm(x + residual), x + residual) for x and residual (..., N) and weight (N), in eager mode and inside
-    torch.compile (fullgraph, dynamic M): `lib.call("rmsnorm", x, weight, residual=residual, eps=eps)`.
+    """(RMSNorm(x + residual), x + residual), in x's type, for x and residual (..., N) and weight (N), in eager mode and
+    inside torch.compile (fullgraph, dynamic M): `lib.call("rmsnorm", x, weight, residual=residual, eps=eps)`.
 
     Raises:
         ArgumentError: the tensors do not go together, or a gradient would have to be recorded.
@@ -48,5 +54,5 @@ def add_rmsnorm(
     """
     number = number_of(id(lib)) if torch.compiler.is_compiling() else register(lib)
     refuse_gradient("add_rmsnorm", (x, residual, weight))
-    found: tuple[torch.Tensor, torch.Tensor] = ADD_RMSNORM(number, x, residual, weight, eps)
-    return found
+    y, total = ADD_RMSNORM(number, x, residual, weight, eps)
+    return y, total

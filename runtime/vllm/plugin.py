@@ -51,6 +51,7 @@ class Plugin(Served):
         self._exporting = Exporting(_log)
         self._experts_left = ""  # why vLLM computes all experts, empty where each layer is asked for
         self._launching: list[Any] = []  # vLLM's experts whose launches are the archive's
+        self._takes_norms = False
 
     # --- a worker begins ---
 
@@ -83,6 +84,8 @@ class Plugin(Served):
                 lib = self._open(settings, _workspaces(vllm_config.parallel_config))
                 hooks.install(self._wrappers())
                 quantised = vllm_config.quant_config is not None
+                # vLLM fuses norms with what sums over ranks.
+                self._takes_norms = vllm_config.parallel_config.tensor_parallel_size == 1
                 self._experts_left = "the setting leaves experts to it"
                 if settings.experts:
                     self._experts_left = self._install_experts(quantised)
@@ -337,6 +340,8 @@ class Plugin(Served):
 
     def _take_norms_of(self, model: Any) -> None:
         """Let norms be the archive's where it has them; all are vLLM's where its class is not as it is known."""
+        if not self._takes_norms:
+            return
         try:
             ((rms_norm, _),) = hooks.look_up([hooks.NORM])
         except ArgumentError as error:
@@ -380,7 +385,9 @@ def _sources() -> str:
     here = Path(__file__).parent
     digest = hashlib.sha256()
     folders = (here, here.parent / "plugin")
-    of_torch = (here.parent / "torch" / f"{name}.py" for name in ("operator", "operations", "norms", "direct", "lowering"))
+    of_torch = (
+        here.parent / "torch" / f"{name}.py" for name in ("operator", "operations", "norms", "direct", "lowering")
+    )
     for path in (*(path for f in folders for path in sorted(f.glob("*.py"))), *of_torch):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -41,6 +41,7 @@ class Recording(AnyRecording):
             # Of a model with encoders, those of its language model, since an encoder sees other rows.
             within = model.get_language_model() if hasattr(model, "get_language_model") else model
             recorder.read(model, layers_of(within, mlps(within, silu_and_mul)), _signature, capability)
+            recorder.read_norms(_norms(within))
             hook = hooks.of_runner(worker.model_runner)
             hooks.install({hook: self._around_step(hook)})
 
@@ -82,6 +83,17 @@ class Recording(AnyRecording):
             return step
 
         return around_step
+
+
+def _norms(model: Any) -> list[tuple[Any, str]]:
+    """The norms of a model, with the keys of signatures; none where vLLM's class is not as it is known."""
+    from ..plugin import norms
+
+    try:
+        ((rms_norm, _),) = hooks.look_up([hooks.NORM])
+    except ArgumentError:
+        return []
+    return [(module, key) for module in norms.norms(model, rms_norm) if (key := norms.key_of(module))]
 
 
 def _worker(vllm_config: Any, rank: int) -> Worker:

@@ -18,7 +18,8 @@ from runtime.errors import ProgramError  # noqa: E402
 from runtime.rmsnorm import RMSNORM, USUAL_EPS, Signature  # noqa: E402
 
 OF = Signature("bf16", "bf16", "bf16", 256)
-SAMPLES = [OF, Signature("f16", "f16", "f16", 64), Signature("bf16", "f32", "f16", 128)]
+ADDED = Signature("bf16", "bf16", "bf16", 256, "bf16")
+SAMPLES = [OF, ADDED, Signature("f16", "f16", "f16", 64), Signature("bf16", "f32", "f16", 128)]
 MEASURES = RmsNormMeasures()
 
 
@@ -35,11 +36,12 @@ def expected(s: Signature, o: OperandSet) -> Any:
 
 
 def writes(s: Signature, **change: Any) -> Callable[[OperandSet], None]:
-    """What computes RMSNorm with some operands replaced, and rounds it to y."""
+    """What computes RMSNorm with some operands replaced, and rounds it to what is written."""
 
     def launch(o: OperandSet) -> None:
         given = {name: made(getattr(o, name)) if callable(made) else made for name, made in change.items()}
-        o.y.copy_(expected(s, dataclasses.replace(o, **given)))
+        for name, value in MEASURES.reference(s, dataclasses.replace(o, **given)).items():
+            o.outputs()[name].copy_(value)
 
     return launch
 
@@ -70,7 +72,7 @@ def test_reference_is_what_the_operation_says(s: Signature) -> None:
     o = made(s)
     found = expected(s, o)
     for row, column in ((0, 0), (5, 3), (16, s.n - 1), (9, 17)):
-        x = [float(value) for value in o.x[row].double()]
+        x = [float(value) for value in (o.x[row].double() + (0 if o.residual is None else o.residual[row].double()))]
         mean = math.fsum(value * value for value in x) / s.n
         value = x[column] * float(o.weight[column]) / math.sqrt(mean + o.eps)
         assert float(found[row, column]) == pytest.approx(value, rel=1e-9, abs=1e-12)
@@ -115,7 +117,9 @@ def test_check_accepts_right_results_only(s: Signature, m: int) -> None:
 def test_baseline_computes_the_signature_at_other_m_too(s: Signature) -> None:
     """Of mixed types torch rounds to that of x first."""
     name, launch = MEASURES.baseline(s, made(s, 8))
-    assert name == "torch.nn.functional.rms_norm" + (", to f16" if s.x != s.y else "")
+    assert name == (
+        "an addition, " * (s.residual != "none") + "torch.nn.functional.rms_norm" + (", to f16" if s.x != s.y else "")
+    )
     for m in (8, 1, 33):
         o = made(s, m, seed=m)
         found, wanted = launch(o), expected(s, o)
@@ -132,9 +136,22 @@ def test_baseline_names_what_torch_cannot_do(monkeypatch: pytest.MonkeyPatch) ->
         MEASURES.baseline(OF, made(OF))
 
 
+def test_check_notices_a_sum_that_is_another_or_missing() -> None:
+    launches: dict[str, measure.Launch] = {
+        "right": writes(ADDED),
+        "no sum": lambda o: o.y.copy_(expected(ADDED, o)),
+        "not added": writes(ADDED, residual=torch.zeros_like),
+    }
+    found = measure.check(ADDED, 17, Weights(ADDED, 17, 0, 1, device="cpu"), launches)
+    assert isinstance(found.pop("right"), float), found
+    assert found.pop("no sum") == "it leaves part of the output unwritten, or writes NaN"
+    assert str(found.pop("not added")).startswith("relative error")
+
+
 def test_the_least_time_is_that_of_its_bytes() -> None:
     work = tuning(OF).work(OF, 1000)
     assert work.bytes == 2 * (2 * 1000 * 256 + 256)
+    assert tuning(ADDED).work(ADDED, 1000).bytes == 2 * (4 * 1000 * 256 + 256)
     large = dataclasses.replace(OF, n=8192)
     assert measure.expected_us(large, 8192) == pytest.approx(2 * measure.expected_us(large, 4096), rel=1e-3)
     assert not any(measure.power_bound(large, m) for m in (1, 64, 8192))

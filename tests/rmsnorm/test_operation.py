@@ -22,7 +22,7 @@ from runtime.tables.dispatch import Dispatch
 
 from ..legal_samples import legal_values
 from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry
-from .archives import OF, write
+from .archives import ADDED, OF, write, write_added
 
 
 @pytest.fixture
@@ -87,14 +87,52 @@ def test_call_refuses_memory_that_is_partly_shared(library: Library, driver: Rec
     assert len(driver.launches) == 1
 
 
+def test_call_with_a_residual_gives_both_and_writes_the_sum_where_it_is_told(tmp_path: Path, torch: FakeTorch) -> None:
+    driver = write_added(tmp_path / "added.aot")
+    library = Library(Archive.open(tmp_path / "added.aot"), driver)
+    x, weight, _ = tensors(4)
+    residual = FakeTensor((4, 4096))
+    found, total = library.call("rmsnorm", x, weight, residual=residual)
+    assert (found.shape, total.shape) == (x.shape, x.shape)
+    assert library.call("rmsnorm", x, weight, residual=residual, out=(x, residual)) == (x, residual)
+    pointers = [struct.unpack_from("<Q", p)[0] for p in driver.launches[-1].parameters[:5]]
+    assert pointers == [t.data_ptr() for t in (x, residual, weight, x, residual)]
+    library.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"residual": FakeTensor((5, 4096))}, "out, residual and sum like x"),
+        ({"out": (FakeTensor((4, 4096)), FakeTensor((4, 64)))}, "out, residual and sum like x"),
+        ({"out": FakeTensor((4, 4096))}, r"out of rmsnorm with a residual must be \(y, sum\)"),
+        ({"out": (FakeTensor((4, 4096)), FakeTensor((4, 4096), "float16"))}, "sum must be of residual's type, bf16"),
+        ({"out": [FakeTensor((4, 4096))] * 2}, "shares memory"),
+    ],
+)
+def test_call_refuses_residuals_and_sums_that_do_not_fit(library: Library, change: dict[str, Any], match: str) -> None:
+    x, weight, y = tensors(4)
+    given: dict[str, Any] = {"residual": FakeTensor((4, 4096)), "out": (y, FakeTensor((4, 4096)))} | change
+    with pytest.raises(ArgumentError, match=match):
+        library.call("rmsnorm", x, weight, **given)
+
+
 def test_key_of_a_signature_is_read_back_and_no_other_word() -> None:
-    assert RMSNORM.of_key(OF.key()) == OF
-    assert RMSNORM.read(OF.to_json()) == OF
-    for word in ("bf16_bf16_bf16_rmsnorm_n0", "bf16_bf16_bf17_rmsnorm_n8", "bf16_bf16_bf16_rmsnorm_n08", ""):
+    for of in (OF, ADDED):
+        assert RMSNORM.of_key(of.key()) == of
+        assert RMSNORM.read(of.to_json()) == of
+    assert ADDED.key() == "bf16_bf16_bf16_rmsnorm_n4096_residual_bf16"
+    assert "residual" not in OF.to_json(), "which earlier archives do not have"
+    for word in (
+        "bf16_bf16_bf16_rmsnorm_n0",
+        "bf16_bf16_bf17_rmsnorm_n8",
+        "bf16_bf16_bf16_rmsnorm_n08",
+        f"{OF.key()}_residual_e4m3",
+    ):
         assert RMSNORM.of_key(word) is None
 
 
-@pytest.mark.parametrize("change", [{"n": 0}, {"x": "bf17"}, {"more": 1}])
+@pytest.mark.parametrize("change", [{"n": 0}, {"x": "bf17"}, {"more": 1}, {"residual": "e4m3"}])
 def test_malformed_signatures_are_refused_where_the_table_is_read(change: dict[str, Any]) -> None:
     row = entry(OF.to_json(), [(None, "f")])
     row["signature"] = row["signature"] | change

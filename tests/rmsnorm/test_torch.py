@@ -44,6 +44,12 @@ def test_fake_results_are_shaped_like_x(lib: Library, shape: tuple[int, ...]) ->
     assert (tuple(found.shape), found.dtype, found.device.type) == (shape, torch.float16, "meta")
 
 
+def test_an_operator_with_a_residual_gives_both(lib: Library) -> None:
+    x, weight = meta(5, N), meta(N)
+    y, total = aot.add_rmsnorm(lib, x, meta(5, N), weight, eps=0.5)
+    assert tuple(y.shape) == tuple(total.shape) == (5, N)
+
+
 def test_operands_that_do_not_go_together_are_refused_while_tracing(lib: Library) -> None:
     with pytest.raises(ArgumentError, match=r"rmsnorm takes x \(..., N\), weight \(N\)"):
         aot.call(lib, "rmsnorm", meta(5, 64), meta(96))

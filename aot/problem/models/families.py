@@ -24,8 +24,8 @@ class Family:
     config class, with 1 for what is true. `text` is the model type of the `text_config` inside, where the shapes are;
     with `flat` they may be in the config itself. `activation` is the field that names the MLP's activation and what
     that is where it is left out. `residuals` is false where something comes between o or down and the residual: a norm,
-    or a factor. `biased` are the layers that always have a bias, and `biases` those that have one where a field is
-    true.
+    or a factor; else `rms_norms` is whether the norm after the residual is RMSNorm of x * weight. `biased` are the
+    layers that always have a bias, and `biases` those that have one where a field is true.
     """
 
     architectures: tuple[str, ...]
@@ -36,6 +36,7 @@ class Family:
     flat: bool = False
     activation: tuple[str, str] = ("hidden_act", "silu")
     residuals: bool = True
+    rms_norms: bool = True
     biased: Layers = ()
     biases: Mapping[str, Layers] = field(default_factory=dict)
 
@@ -75,12 +76,18 @@ _DENSE = {
     "qwen3_vl": Family(("Qwen3VLForConditionalGeneration",), text="qwen3_vl_text"),
     "qwen3_vl_text": Family(("Qwen3VLForConditionalGeneration",), biases=_ATTENTION),
     "qwen3_5": Family(("Qwen3_5ForConditionalGeneration",), text="qwen3_5_text"),
-    "qwen3_5_text": Family(("Qwen3_5ForCausalLM",), _GATED_AND_LINEAR, attention=gated_and_linear, biases=_ATTENTION),
+    "qwen3_5_text": Family(
+        ("Qwen3_5ForCausalLM",), _GATED_AND_LINEAR, attention=gated_and_linear, biases=_ATTENTION, rms_norms=False
+    ),
     "phi3": Family(("Phi3ForCausalLM",), _AS_MANY_KV | _SPLIT_HEAD),
     "glm": Family(("GlmForCausalLM",), {"head_dim": 128, "attention_bias": 1}, biases=_QKV),
     "glm4": Family(("Glm4ForCausalLM",), {"head_dim": 128, "attention_bias": 1}, residuals=False, biases=_QKV),
     "gemma": Family(
-        ("GemmaForCausalLM",), {"head_dim": 256}, activation=("hidden_act", "gelu_pytorch_tanh"), biases=_ATTENTION
+        ("GemmaForCausalLM",),
+        {"head_dim": 256},
+        activation=("hidden_act", "gelu_pytorch_tanh"),
+        biases=_ATTENTION,
+        rms_norms=False,
     ),
     "gemma2": Family(("Gemma2ForCausalLM",), activation=_GEMMA_ACTIVATION, residuals=False, biases=_ATTENTION),
     # Published Gemma 3 configs leave out whatever equals transformers' Gemma3TextConfig.
@@ -92,8 +99,8 @@ _DENSE = {
         biases=_ATTENTION,
     ),
     "gemma3": Family(("Gemma3ForConditionalGeneration",), text="gemma3_text"),
-    "cohere": Family(("CohereForCausalLM",), _AS_MANY_KV | _SPLIT_HEAD, biases=_ATTENTION),
-    "cohere2": Family(("Cohere2ForCausalLM",), _AS_MANY_KV | _SPLIT_HEAD, biases=_ATTENTION),
+    "cohere": Family(("CohereForCausalLM",), _AS_MANY_KV | _SPLIT_HEAD, biases=_ATTENTION, rms_norms=False),
+    "cohere2": Family(("Cohere2ForCausalLM",), _AS_MANY_KV | _SPLIT_HEAD, biases=_ATTENTION, rms_norms=False),
     "olmo2": Family(("Olmo2ForCausalLM",), _AS_MANY_KV | _SPLIT_HEAD, residuals=False, biases=_ATTENTION),
     "olmo3": Family(("Olmo3ForCausalLM",), _AS_MANY_KV | _SPLIT_HEAD, residuals=False, biases=_ATTENTION),
     "granite": Family(("GraniteForCausalLM",), _AS_MANY_KV | _SPLIT_HEAD, residuals=False, biases=_ATTENTION | _MLP),
@@ -125,6 +132,7 @@ _MIXTURES = {
         attention=gated_and_linear,
         mixture=Mixture(by_step, shared="shared_expert_intermediate_size", shared_gate=True),
         biases=_ATTENTION,
+        rms_norms=False,
     ),
     "qwen3_5_moe": Family(("Qwen3_5MoeForConditionalGeneration",), text="qwen3_5_moe_text"),
     "qwen3_5_moe_text": Family(
@@ -133,6 +141,7 @@ _MIXTURES = {
         attention=gated_and_linear,
         mixture=Mixture(every, shared="shared_expert_intermediate_size", shared_gate=True),
         biases=_ATTENTION,
+        rms_norms=False,
     ),
     "gpt_oss": Family(
         ("GptOssForCausalLM",),

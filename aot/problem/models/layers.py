@@ -101,10 +101,10 @@ class Model:
     """A text model; `source` is what messages call its config.
 
     `depth` is how many layers it has; `used` are the numbers that shapes follow from, by field. `residuals` is whether
-    o and down are added to the residual as they are. `activation` and `dtype` are each a field and what was found
-    there, not yet checked: not every manifest depends on them. `scaling` is that of weights which are published in
-    e4m3 or in 4 bits, else empty; `experts_in` is that of experts' where they alone are. `remarks` are sentences on
-    what is left out or other than the config says.
+    o and down are added to the residual as they are, and `rms_norms` whether RMSNorm of x * weight follows.
+    `activation` and `dtype` are each a field and what was found there, not yet checked: not every manifest depends on
+    them. `scaling` is that of weights which are published in e4m3 or in 4 bits, else empty; `experts_in` is that of
+    experts' where they alone are. `remarks` are sentences on what is left out or other than the config says.
     """
 
     source: str
@@ -113,6 +113,7 @@ class Model:
     linears: tuple[Linear, ...]
     experts: Experts | None
     residuals: bool
+    rms_norms: bool
     activation: tuple[str, object]
     dtype: tuple[str, object]
     scaling: str = ""

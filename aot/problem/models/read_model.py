@@ -61,6 +61,7 @@ def read_model(config: Mapping[str, Any], source: str) -> Model:
         tuple(linears),
         experts,
         family.residuals,
+        family.rms_norms,
         activation,
         _dtype(whole, fields),
         scaling,

@@ -12,8 +12,8 @@ _OPERANDS = "x", "residual", "weight", "y", "sum", "eps", "stream"  # in the ord
 
 
 def rmsnorm(variant: Variant) -> Buildable:
-    """RMSNorm over x (M, N), perhaps a residual (M, N), weight (N), y (M, N), with a residual the sum (M, N), an f32 eps
-    and a stream; rows of matrices may lie apart."""
+    """RMSNorm over x (M, N), perhaps a residual (M, N), weight (N), y (M, N), with a residual the sum (M, N), an f32
+    eps and a stream; rows of matrices may lie apart."""
     from ...kernels.rmsnorm import RmsNorm
 
     added = len(variant.elements) == 5

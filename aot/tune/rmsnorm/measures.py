@@ -55,20 +55,23 @@ class Weights(RandomOperands[Signature]):
         s = self.signature
 
         def made(weight: torch.Tensor) -> OperandSet:
-            x, y = self._x(m).to(TORCH_DTYPES[s.x]), poisoned((m, s.n), s.y, self.device)
+            x, residual = (t.to(TORCH_DTYPES[s.x]) for t in self._rows(m))
+            y = poisoned((m, s.n), s.y, self.device)
             if s.residual == "none":
                 return OperandSet(x, None, weight, y, None, _EPS)
-            residual = self._x(m).to(TORCH_DTYPES[s.residual])
-            return OperandSet(x, residual, weight, y, poisoned((m, s.n), s.residual, self.device), _EPS)
+            total = poisoned((m, s.n), s.residual, self.device)
+            return OperandSet(x, residual.to(TORCH_DTYPES[s.residual]), weight, y, total, _EPS)
 
         return [made(weight) for weight in self.weights]
 
-    def _x(self, m: int) -> torch.Tensor:
+    def _rows(self, m: int) -> list[torch.Tensor]:
+        """x, and what may be added to it, whose rows are as large."""
         low, high = _MAGNITUDES
         powers = torch.rand((m, 1), **self.random).mul_(high - low).add_(low)
-        x = self._normal((m, self.signature.n)) * 10**powers
-        x[_ZERO_ROW : _ZERO_ROW + 1] = 0
-        return x
+        found = [self._normal((m, self.signature.n)) * 10**powers for _ in range(2)]
+        for x in found:
+            x[_ZERO_ROW : _ZERO_ROW + 1] = 0
+        return found
 
     def _normal(self, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(shape, **self.random)
