@@ -62,6 +62,25 @@ def test_from_config_has_every_way_to_compute_a_layer(run: Run) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "has"),
+    [
+        ("llama-3.1-8b", ("--in-graph",), True),
+        ("llama-3.1-8b", (), False),
+        ("llama-3.1-8b", ("--in-graph", "--tp", "2"), False),  # servers fuse norms with the sum over ranks
+        ("gemma-3-27b", ("--in-graph",), False),  # more norms, of x * (1 + weight)
+    ],
+)
+def test_from_config_has_the_norms_that_servers_take(run: Run, name: str, options: tuple[str, ...], has: bool) -> None:
+    config = ROOT / f"tests/data/configs/{name}.json"
+    found = run("manifest", "from-config", config, "--tokens", "1,16", "--target", "sm_90a", *options)
+    assert found.status == 0, found.err
+    keys = [(use.name, use.signature.key(), use.tokens) for use in manifest.loads(found.out).uses]
+    n = "bf16_bf16_bf16_rmsnorm_n4096"
+    wanted = [("norm", f"{n}_residual_bf16", (1, 16)), ("first_norm", n, (1, 16))]
+    assert [each for each in keys if "rmsnorm" in each[1]] == (wanted if has else [])
+
+
 def test_from_config_has_what_quantises_tokens(run: Run, tmp_path: Path) -> None:
     config = ROOT / "tests/data/configs/qwen3-30b-a3b-fp8.json"
     asked = ("manifest", "from-config", config, "--tokens", "1,64", "--target", "sm_90a")

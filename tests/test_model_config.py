@@ -397,3 +397,17 @@ def test_a_target_that_was_named_and_lacks_kernels_for_biases_of_the_model_is_to
         "config.json: no kernel computes qkv on sm_80: sm80_tensorop, the nearest for sm_80, lacks the epilogue bias; "
         "sm_90a, sm_100a, sm_103a, sm_107a, sm_110a can; a build leaves them out there"
     ]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "has"),
+    [
+        ("mistral", "MistralForCausalLM", True),
+        ("cohere", "CohereForCausalLM", False),  # whose norms are layer norms
+        ("gemma", "GemmaForCausalLM", False),  # x * (1 + weight)
+        ("granite", "GraniteForCausalLM", False),  # whose residuals have a factor
+    ],
+)
+def test_norms_are_those_of_x_times_weight_behind_a_residual(model_type: str, architecture: str, has: bool) -> None:
+    of = config(model_type=model_type, architectures=[architecture])
+    assert bool(manifest(of, in_graph=True).uses) is has

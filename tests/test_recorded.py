@@ -98,6 +98,24 @@ def test_a_server_makes_a_manifest_of_what_it_ran(read: Any) -> None:
     assert (head.tokens, head.traffic) == ((1, 16), tuple(LOGITS.items()))
 
 
+NORM = {"name": "model.layers.0.input_layernorm", "signature": "bf16_bf16_bf16_rmsnorm_n4096_residual_bf16"}
+OF_A_HEAD = {"name": "model.layers.0.self_attn.q_norm", "signature": "bf16_bf16_bf16_rmsnorm_n128_residual_bf16"}
+
+
+def test_norms_between_layers_are_there_and_those_of_heads_are_not(read: Any) -> None:
+    found, _ = read(worker(norms=[NORM, OF_A_HEAD, {**NORM, "name": "model.norm"}]))
+    assert [(use.name, use.signature.key()) for use in found.uses] == [
+        ("norm", NORM["signature"]),
+        ("first_norm", "bf16_bf16_bf16_rmsnorm_n4096"),
+    ]
+    assert found.uses[0].tokens == found.tokens
+
+
+def test_norms_of_ranks_that_sum_are_left_to_the_server(read: Any) -> None:
+    found, _ = read(*(worker(rank, norms=[NORM], tensor_parallel=2) for rank in range(2)))
+    assert not found.uses
+
+
 def test_ranks_that_run_the_same_are_one_and_engines_add_up(read: Any) -> None:
     ranks = [worker(rank, engine=engine, tensor_parallel=2) for engine in (0, 1) for rank in (0, 1)]
     found, warnings = read(*ranks)
@@ -202,6 +220,8 @@ def test_it_may_have_what_quantises_tokens(read: Any, write: Any, run: Run) -> N
         ({"layers": {}}, "'layers' must be a list"),
         ({"layers": [{"name": "a", "signature": "what"}]}, "no layer's signature"),
         ({"layers": [{"signature": HEAD["signature"]}]}, "no layer's signature"),
+        ({"norms": 7}, "'norms' must be a list"),
+        ({"norms": [{"name": "a", "signature": HEAD["signature"]}]}, "no norm's signature"),
         ({"tokens": {0: 7}}, "'tokens' must be an object of counts"),
         ({"tokens": {1: -7}}, "'tokens' must be an object of counts"),
         ({"tokens": {10**9: 1}}, "'tokens' must be an object of counts"),

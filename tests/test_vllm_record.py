@@ -105,6 +105,15 @@ def test_layers_are_those_that_the_plugin_would_ask_for(record: Any) -> None:
     assert "AttributeError" in odd
 
 
+def test_norms_are_noted(record: Any) -> None:
+    _, worker, path = record(
+        lambda s: [s.modules["vllm.model_executor.layers.layernorm"].RMSNorm(HIDDEN), s.linear(HIDDEN, HIDDEN)]
+    )
+    worker.compile_or_warm_up_model()
+    found = written(worker, path)
+    assert found["norms"] == [{"name": "0", "signature": f"bf16_bf16_bf16_rmsnorm_n{HIDDEN}_residual_bf16"}]
+
+
 def test_the_command_makes_a_manifest_of_the_file(record: Any) -> None:
     server, worker, path = record(lambda s: [mlp_of(s), mlp_of(s), s.head(VOCAB, HIDDEN)])
     worker.compile_or_warm_up_model()

@@ -109,9 +109,7 @@ def manifest_from_workers(
         named = every
     elif quantise is None:
         named = with_few_in_blocks(named, found)
-    inputs = {gemm.signature.k for gemm in gemms}  # a norm of another extent is that of a head
-    for norm in dict.fromkeys(norm for _, norm in _distinct(workers, "norms") if norm.n in inputs):
-        uses += of_norms(norm.x, [norm.n], of_file.tokens, found)
+    uses += _norms(workers, gemms, of_file.tokens, found)
     return Manifest(
         model or model_name(first.model, first.tensor_parallel, "bf16"),
         f"{first.model} at tp {first.tensor_parallel}, {sum(tokens.values())} steps, recorded by {len(workers)} "
@@ -229,8 +227,8 @@ class _Reader:
 
     def _norms(self) -> dict[str, Norm]:
         """Those of a file that has any; earlier ones have not."""
-        read = dict[str, Norm]()
-        for item in self._obj.get("norms", []):
+        found, read = self._obj.get("norms", []), dict[str, Norm]()
+        for item in found if isinstance(found, list) else self._fail("norms", "a list"):
             name = item.get("name") if isinstance(item, dict) else None
             key = item.get("signature") if isinstance(item, dict) else None
             signature = RMSNORM.of_key(key) if isinstance(key, str) else None
@@ -266,6 +264,19 @@ def _merged(workers: Iterable[Worker], field: str) -> dict[int, int]:
 def _distinct(workers: Iterable[Worker], field: str) -> list[tuple[str, Any]]:
     """The layers, or norms, that some rank has, each with every signature that a rank has for it, in order."""
     return list(dict.fromkeys(item for worker in workers for item in getattr(worker, field).items()))
+
+
+def _norms(
+    workers: Sequence[Worker], gemms: Iterable[Gemm], tokens: Sequence[int], targets: Sequence[str]
+) -> list[Use]:
+    """The norms between layers, which servers' plugins take where one rank has the whole model. A norm of an extent
+    that no GEMM takes is that of heads."""
+    inputs = {gemm.signature.k for gemm in gemms}
+    found = dict.fromkeys(norm for _, norm in _distinct(workers, "norms") if norm.n in inputs)
+    if workers[0].tensor_parallel > 1 or not found:
+        return []
+    (dtype, *_) = (norm.x for norm in found)
+    return of_norms(dtype, (norm.n for norm in found), tokens, targets)
 
 
 def _depth(layers: Iterable[tuple[str, Signature]]) -> int:
