@@ -18,6 +18,8 @@ OURS = "this project's"
 # are those of vLLM's kernels, of FlashAttention, of what Inductor makes, with the operations that it fused, and of
 # libraries.
 PURPOSES = (
+    ("norms", r"aotkernels.?rmsnorm"),
+    ("quantising", r"aotkernels.?quantise"),
     (OURS, r"aotkernels|cutlassoperators"),
     ("attention", r"flash(?!infer)|attn|attention|fmha|flashinfer.*(decode|prefill|mla)|reshape_and_cache"),
     ("norms", r"norm|rsqrt"),

@@ -53,6 +53,7 @@ _TYPES = {
         "float8_e8m0fnu": (14, 8),
         "uint4": (1, 8),
         "int8": (0, 8),
+        "int32": (0, 32),
         "int4": (0, 8),
         "float4_e2m1fn_x2": (17, 4, 2),
     },  # as torch exports them

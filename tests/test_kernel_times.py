@@ -25,6 +25,8 @@ __all__ = ["runs"]  # a fixture
 OURS = "kernel_cutlass_kernel_aotkernelssm90small_mSmallM_object_at__cutlasscute"
 NAMES = {
     OURS: kernel_times.OURS,
+    "kernel_cutlass_kernel_aotkernelsrmsnormRmsNorm_object_at__te": "norms",
+    "kernel_cutlass_kernel_aotkernelsquantiseQuantise_object_at__": "quantising",
     "kernel_cutlass_kernel_cutlassoperatorsproviderscutedslgemm": kernel_times.OURS,
     "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<": "attention",
     "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16": "attention",

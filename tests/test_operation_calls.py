@@ -16,7 +16,7 @@ from runtime.grouped_gemm import GroupedGemm
 from runtime.serve import planned_call
 
 from .grouped_gemm.test_operation import PLAIN, driver, library, tensors
-from .recording_driver import FakeTensor, RecordingDriver
+from .recording_driver import FakeTensor, FakeTorch, RecordingDriver
 
 __all__ = ["driver", "library"]  # fixtures
 
@@ -53,13 +53,46 @@ def test_a_call_like_one_before_is_launched_by_its_plan(
     assert library.stats().launches == launches + 3, "each is counted"
 
 
+def test_what_the_first_call_made_is_made_again(
+    library: Library, driver: RecordingDriver, asked: list[str], torch: FakeTorch
+) -> None:
+    for _ in range(3):
+        a, b, ends = tensors()
+        out = library.call("grouped_gemm", a, b, ends)
+        assert (out.shape, out.dtype) == ((9, 256), a.dtype)
+        assert pointers(driver.launches[-1]) == [t.data_ptr() for t in (a, b, ends, out)]
+    assert asked == [PLAIN.key()], "once"
+    given = FakeTensor((9, 256))
+    assert library.call("grouped_gemm", *tensors(), out=given) is given
+
+
+def test_native_code_launches_what_has_a_plan(library: Library, driver: RecordingDriver, torch: FakeTorch) -> None:
+    """Without asking Python's plan, whose pointers it would be given in another order."""
+    out = FakeTensor((9, 256))
+    library.call("grouped_gemm", *tensors(), out=out)
+    calls = library._now.calls
+    if not calls._table:
+        assert not calls.native
+        return
+    calls.planned.clear()
+    a, b, ends = tensors()
+    assert library.call("grouped_gemm", a, b, ends, out=out) is out
+    assert not calls.planned, "which a call that is planned anew would be in"
+    assert pointers(driver.launches[-1]) == [t.data_ptr() for t in (a, b, ends, out)]
+    over = FakeTensor((9, 256))
+    over.pointer = b.data_ptr() + 16
+    with pytest.raises(ArgumentError, match="shares memory with another operand"):
+        library.call("grouped_gemm", a, b, ends, out=over)
+    calls.clear()
+    assert calls._table.call(0, None, a, b, ends, out) is None
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"m": 10},
         {"overlap": "launch"},
         {"epilogue": "swiglu"},
-        {"out": None},
         {"stream": 7},
     ],
     ids=str,
@@ -102,19 +135,19 @@ def test_a_call_whose_pointers_do_not_tell_its_tensors_apart_is_asked_for_each_t
     for _ in range(2):
         library.call("grouped_gemm", a, b, ends, out=FakeTensor((9, 256)))
     assert (len(asked), len(driver.launches)) == (2, 2)
-    assert not library._now.calls
+    assert not library._now.calls.planned
 
 
 def test_a_reload_forgets_plans(library: Library, driver: RecordingDriver, tmp_path: Path, asked: list[str]) -> None:
     a, b, ends = tensors()
     out = FakeTensor((9, 256))
     library.call("grouped_gemm", a, b, ends, out=out)
-    (planned,) = library._now.calls.values()
+    (planned,) = library._now.calls.planned.values()
     assert isinstance(planned, planned_call.PlannedCall)
     before = library._now
     library._serve(library._generation([Archive.open(tmp_path / "experts.aot")]))
     before.retire()
-    assert not before.calls
+    assert not before.calls.planned
     library.call("grouped_gemm", a, b, ends, out=out)
     assert len(asked) == 2
     assert library.entry(dataclasses.replace(PLAIN)) is not None

@@ -113,3 +113,13 @@ def test_native_code_and_python_agree(drawn: tuple[PointerChecks, list[int]]) ->
 def test_native_code_refuses_checks_that_are_none(checks: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         native._native.pointers_fit(checks, (16, 32, 48))
+
+
+@given(checks_and_pointers(), st.randoms())
+def test_in_another_order_they_say_the_same_of_the_same_tensors(
+    drawn: tuple[PointerChecks, list[int]], random: Any
+) -> None:
+    checks, pointers = drawn
+    order = list(range(len(pointers)))
+    random.shuffle(order)
+    assert checks.ordered(order).fit([pointers[of] for of in order]) == checks.fit(pointers)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from runtime.gemm.signature import Signature
-from runtime.rmsnorm import RMSNORM
+from runtime.program.operation import operation
 from runtime.rmsnorm import Signature as Norm
 
 from ..search import traffic
@@ -231,7 +231,7 @@ class _Reader:
         for item in found if isinstance(found, list) else self._fail("norms", "a list"):
             name = item.get("name") if isinstance(item, dict) else None
             key = item.get("signature") if isinstance(item, dict) else None
-            signature = RMSNORM.of_key(key) if isinstance(key, str) else None
+            signature = operation(Norm.operation).of_key(key) if isinstance(key, str) else None
             if not isinstance(name, str) or signature is None:
                 raise ManifestError(f"{self._path}: 'norms' has {_short(item)}, no norm's signature; {_AGAIN}")
             read[name] = signature

@@ -100,8 +100,9 @@ class Neighbours:
 
     def with_norms_of(self, lib: Library, dtype: str, hidden: int) -> Neighbours:
         """The same, but for norms of a sum that the archive was tuned for."""
+        norm = Norm(dtype, dtype, dtype, hidden, dtype)
         try:
-            tuned = lib.is_tuned(Norm(dtype, dtype, dtype, hidden, dtype))
+            tuned = lib.is_tuned(norm)
         except AotError:  # it has no norms
             tuned = False
         if not tuned:
@@ -110,7 +111,7 @@ class Neighbours:
         def added_and_normed(
             x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            found: tuple[torch.Tensor, torch.Tensor] = lib.call("rmsnorm", x, weight, residual=residual, eps=_EPS)
+            found: tuple[torch.Tensor, torch.Tensor] = lib.call(norm.operation, x, weight, residual=residual, eps=_EPS)
             return found
 
         return replace(self, added_and_normed=added_and_normed)

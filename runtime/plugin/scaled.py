@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import ArgumentError, KernelMiss
+from ..numbers.quantised import scale_shape
 from ..numbers.scaling import SCALE_BLOCK
 from ..program.operation import OVERLAPS
 from ..serve.library import Library
@@ -147,8 +148,11 @@ def _quantising(
 def _quantised(lib: Library, x: torch.Tensor, n: int, way: Unquantised) -> tuple[torch.Tensor, torch.Tensor]:
     """x in e4m3, and its scales, for a GEMM of this N."""
     if way.quantises:
+        made = x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
+        scale = x.new_empty(scale_shape(way.scaling, *x.shape), dtype=torch.float32)
         try:
-            found: tuple[torch.Tensor, torch.Tensor] = lib.call("quantise", x, scaling=way.scaling)
+            # Into tensors that are there: native code then launches calls that are like one before.
+            found: tuple[torch.Tensor, torch.Tensor] = lib.call("quantise", x, scaling=way.scaling, out=(made, scale))
             return found
         except (KernelMiss, ArgumentError) as error:
             say_once(lib, "what quantises for an fp8 GEMM", n, x.shape[1], error, "was left to the server")

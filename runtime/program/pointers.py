@@ -35,6 +35,16 @@ class PointerChecks(NamedTuple):
             _apart(len(views), tuple(written)),
         )
 
+    def ordered(self, order: Sequence[int]) -> PointerChecks:
+        """These for the same tensors in another order, each once: `order` names them by their places here."""
+        misaligned, sizes, apart = self
+        place = {of: i for i, of in enumerate(order)}
+        return PointerChecks(
+            tuple([misaligned[of] for of in order]),
+            tuple([sizes[of] for of in order]),
+            tuple([(place[x], place[y]) for x, y in apart]),
+        )
+
     def grown(self, more: int, steps: Sequence[int]) -> PointerChecks:
         """These for tensors with `more` rows; `steps` are the bytes from row to row of each, 0 where it has none."""
         misaligned, sizes, apart = self

@@ -12,10 +12,8 @@ holds, which weak references show, is left for another time; the device is waite
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from ..container.archive import Archive
 from ..device.driver import Driver
@@ -26,7 +24,7 @@ from .entries import Entries
 from .gemm.plans import Plans
 from .layers import Layers
 from .options import Options
-from .planned_call import PlannedCall
+from .planned_call import PlannedCalls
 from .preload import Preloader
 
 
@@ -48,7 +46,7 @@ class Generation:
         self._entries = partial(Entries, layers=self.layers, driver=driver, lock=lock, options=options)
         self.entries = self.entries_of(Plans.of.name)
         self.plans = Plans(self.entries, driver, counters)
-        self.calls: OrderedDict[tuple[Any, ...], PlannedCall] = OrderedDict()  # of other operations, by `Call.key`
+        self.calls = PlannedCalls(driver)  # of other operations
         self.preloader = Preloader(self.layers, self.all_entries, self.plans, driver, lock, options, workspaces)
 
     def entries_of(self, name: str) -> Entries:

@@ -10,7 +10,6 @@ from typing import Any
 from ..errors import ArgumentError, KernelMiss
 from ..program.record import TensorView
 from .operands import device_view, resolve_stream
-from .plan import remember
 from .planned_call import PlannedCall, Seen, call_of
 from .serving import Serving
 
@@ -30,10 +29,16 @@ class OperationCalls(Serving):
             DeviceError: the driver refused, or the archive has nothing for this GPU.
         """
         now, call = self._now, call_of(operation, tensors, words)
-        if call is not None:
-            planned = now.calls.get(call.key)
-            if planned is not None and planned.launch(call, stream):
+        direct = now.calls.native.get(call.form)
+        if direct is not None:
+            launch, tag, order = direct
+            if launch(tag, stream, *[call.tensors[place] for place in order]) is not None:
                 return words["out"]
+        key = call.key()
+        if key is not None:
+            planned = now.calls.planned.get(key)
+            if planned is not None and (found := planned.launch(call, stream, words.get("out"))) is not None:
+                return found
         self._refuse_if_closed()
         entries, driver = now.entries_of(operation), self._driver
         seen: dict[int, Seen] = {}
@@ -61,11 +66,11 @@ class OperationCalls(Serving):
         except KernelMiss as miss:
             self._counters.refused(asked.signature.key(), miss.reason, False)
             raise
-        if call is not None and asked.result is words["out"]:
-            like = PlannedCall.of(call, seen, asked, function, plan, driver.device_count)
+        if key is not None:
+            like = PlannedCall.of(call, seen, asked, words.get("out"), function, plan, driver.device_count)
             with self._lock:
                 if like is not None and self._now is now and not self._closed:
-                    remember(now.calls, call.key, like)
+                    now.calls.keep(call, key, like, function.counter)
         return asked.result
 
     def grouped_gemm(self, a: Any, b: Any, ends: Any, *, out: Any = None, stream: Any = None, **more: Any) -> Any:

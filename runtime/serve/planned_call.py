@@ -1,61 +1,73 @@
 """Calls of operations that are like one before: launched by its plan, without asking the operation again.
 
 What a call is, is a key of all that a plan depends on but pointers: the operation, words, and of each torch tensor
-extents, strides, element type and device. Pointers are held against what the plan demands of them. A call without
-`out`, of other tensors than torch's, or whose pointers do not fit, goes the way of a first one, which finds the words
-for what is wrong. GEMM has a path of its own (`runtime.serve.gemm`).
+extents, strides, element type and device. Pointers are held against what the plan demands of them. Where `out` is not
+given, what the first call made is made again. A call of other tensors than torch's, or whose pointers do not fit, goes
+the way of a first one, which finds the words for what is wrong. GEMM has a path of its own (`runtime.serve.gemm`).
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..device.driver import Driver
+from ..native import native_table
 from ..program.arguments import TensorArgument
+from ..program.geometry import contiguous_strides
 from ..program.operation import Asked
 from ..program.pointers import PointerChecks
 from ..program.record import TensorView
 from ..program.streams import TorchStreams
+from ..program.tensor import is_torch
 from .function import Function
-from .plan import AnyPlan
+from .plan import MAX_PLANS, AnyPlan, remember
 
 _WORDS = type(None), bool, int, float, str
+_LEAST_TENSORS = 3  # that native code takes
 
 
 class Call(NamedTuple):
-    """What a call is but for its pointers, and its tensors, in the order in which they were given."""
+    """What a call is but for its tensors, words in their places, and its tensors, in the order in which they were
+    given."""
 
-    key: tuple[Any, ...]
+    form: tuple[Any, ...]
     tensors: list[Any]
 
+    def key(self) -> tuple[Any, ...] | None:
+        """What it is but for pointers; None of other tensors than torch's, or of sparse ones."""
+        key: list[Any] = [self.form]
+        try:
+            for x in self.tensors:
+                key += (x.shape, x.stride(), x.dtype, x.get_device())
+        except (AttributeError, TypeError, RuntimeError):
+            return None
+        return tuple(key)
 
-def call_of(operation: str, tensors: Sequence[Any], words: Mapping[str, Any]) -> Call | None:
-    """A call of torch tensors that writes to tensors of the caller's; None of any other."""
-    if words.get("out") is None:
-        return None
-    key: list[Any] = [operation]
+
+def call_of(operation: str, tensors: Sequence[Any], words: Mapping[str, Any]) -> Call:
+    """A call: whatever is no word, and no tuple or list, is a tensor."""
+    form: list[Any] = [operation, len(tensors)]
     found: list[Any] = []
-    try:
-        for x in tensors:
-            _add(x, key, found)
-        for name, x in words.items():
-            key.append(name)
-            _add(x, key, found)
-    except (AttributeError, TypeError, RuntimeError):  # not torch's, or not strided
-        return None
-    return Call(tuple(key), found)
+    for x in tensors:
+        _add(x, form, found)
+    for name, x in words.items():
+        form.append(name)
+        _add(x, form, found)
+    return Call(tuple(form), found)
 
 
-def _add(x: Any, key: list[Any], found: list[Any]) -> None:
+def _add(x: Any, form: list[Any], found: list[Any]) -> None:
     kind = type(x)
     if kind in _WORDS:
-        key.append((kind, x))
+        form += (kind, x)
     elif kind is tuple or kind is list:
-        key.append(len(x))
+        form.append(len(x))
         for each in x:
-            _add(each, key, found)
+            _add(each, form, found)
     else:
-        key += (x.shape, x.stride(), x.dtype, x.get_device())
+        form.append(None)
         found.append(x)
 
 
@@ -66,23 +78,56 @@ class Seen(NamedTuple):
     written: bool
 
 
+class Made(NamedTuple):
+    """What a call without `out` makes: tensors of these extents and element types, or the only one of them."""
+
+    tensors: tuple[tuple[tuple[int, ...], Any], ...]
+    alone: bool
+
+    @classmethod
+    def of(cls, result: Any) -> tuple[Made, list[Any]] | None:
+        """What a call returned, and its tensors, if another can make such; None where it made something else."""
+        alone = not isinstance(result, tuple)
+        found = [result] if alone else list(result)
+        if not found or not all(is_torch(x) and x.stride() == contiguous_strides(x.shape) for x in found):
+            return None
+        return cls(tuple([(tuple(x.shape), x.dtype) for x in found]), alone), found
+
+
 class PlannedCall(NamedTuple):
     """A plan, and what the pointers of a call's tensors must be for it to be the right one."""
 
     plan: AnyPlan
-    order: tuple[int, ...]  # which of the call's tensors each pointer is of
-    checks: PointerChecks  # of the call's tensors
+    order: tuple[int, ...]  # which of the call's tensors, and then of those that are made, each pointer is of
+    checks: PointerChecks  # of these tensors
     streams: TorchStreams
+    made: Made | None  # where the caller gives no `out`
 
     @classmethod
     def of(
-        cls, call: Call, seen: Mapping[int, Seen], asked: Asked, function: Function, plan: AnyPlan, devices: int
+        cls,
+        call: Call,
+        seen: Mapping[int, Seen],
+        asked: Asked,
+        out: Any,
+        function: Function,
+        plan: AnyPlan,
+        devices: int,
     ) -> PlannedCall | None:
-        """How calls like `call` are launched that were asked for as `asked`; `seen` is by the tensor's id. None where
-        pointers alone do not say which argument a tensor is, or do not fit."""
-        if len(seen) != len(call.tensors) or any(id(x) not in seen for x in call.tensors):
+        """How calls like `call`, with this `out` or none, are launched that were asked for as `asked`; `seen` is by the
+        tensor's id. None where pointers alone do not say which argument a tensor is, or do not fit, or results cannot
+        be made again."""
+        made, tensors = None, list(call.tensors)
+        if out is None:
+            found = Made.of(asked.result)
+            if found is None:
+                return None
+            made, tensors = found[0], [*tensors, *found[1]]
+        elif asked.result is not out:
             return None
-        views = [seen[id(x)] for x in call.tensors]
+        if len(seen) != len(tensors) or any(id(x) not in seen for x in tensors):
+            return None
+        views = [seen[id(x)] for x in tensors]
         places = {of.view.pointer: place for place, of in enumerate(views)}
         described = [a for a in function.record.arguments if isinstance(a, TensorArgument)]
         given = [x for x in asked.arguments if isinstance(x, TensorView)]
@@ -97,14 +142,58 @@ class PlannedCall(NamedTuple):
         )
         if not checks.fit([of.view.pointer for of in views]):
             return None
-        return cls(plan, order, checks, TorchStreams.of(given[0].device, devices))
+        return cls(plan, order, checks, TorchStreams.of(given[0].device, devices), made)
 
-    def launch(self, call: Call, stream: Any) -> bool:
-        """Launch a call like the one that was planned, on `stream` as `Library.gemm` takes it; whether its pointers
-        and that stream fit, without which nothing is launched."""
-        handle = self.streams.handle(stream)
-        pointers = [x.data_ptr() for x in call.tensors]
+    def in_order(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], PointerChecks] | None:
+        """A call's tensors as the function takes them, and what their pointers must be; None if it takes one twice, or
+        not at all."""
+        if self.made is not None or sorted(self.order) != list(range(len(tensors))):
+            return None
+        return tuple([tensors[place] for place in self.order]), self.checks.ordered(self.order)
+
+    def launch(self, call: Call, stream: Any, out: Any) -> Any:
+        """Launch a call like the one that was planned, on `stream` as `Library.gemm` takes it, and return `out`, or
+        what is made in its place; None if its pointers or that stream do not fit, and nothing is launched."""
+        handle, tensors = self.streams.handle(stream), call.tensors
+        if self.made is not None:
+            like = tensors[0]
+            made = [like.new_empty(shape, dtype=dtype) for shape, dtype in self.made.tensors]
+            tensors, out = [*tensors, *made], made[0] if self.made.alone else tuple(made)
+        pointers = [x.data_ptr() for x in tensors]
         if handle is None or not self.checks.fit(pointers):
-            return False
+            return None
         self.plan.launch(tuple([pointers[place] for place in self.order]), handle)
-        return True
+        return out
+
+
+class PlannedCalls:
+    """Those that one generation keeps, by `Call.key`; and by `Call.form` how native code launches those that have plans
+    there: the call of its table, by which tag, and the order in which functions take the tensors."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.planned: OrderedDict[tuple[Any, ...], PlannedCall] = OrderedDict()
+        self.native: dict[tuple[Any, ...], tuple[Any, int, tuple[int, ...]]] = {}
+        self._driver = driver
+        self._table: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
+
+    def keep(self, call: Call, key: tuple[Any, ...], planned: PlannedCall, counter: Any) -> None:
+        """Launch calls like this one by its plan from now on. The caller holds the lock."""
+        remember(self.planned, key, planned)
+        ordered = planned.in_order(call.tensors)
+        if ordered is None or len(call.tensors) < _LEAST_TENSORS or not planned.plan.direct:
+            return
+        if self._table is None:
+            self._table = native_table(self._driver)
+        _, tag, order = self.native.get(call.form, (None, len(self.native), planned.order))
+        if not self._table or order != planned.order or len(self.native) >= MAX_PLANS:
+            return
+        tensors, checks = ordered
+        if self._table.put(tag, tensors, planned.plan.direct, checks, self._driver.device, None, None, counter):
+            self.native[call.form] = self._table.call, tag, order
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self.planned.clear()
+        self.native.clear()
+        if self._table:
+            self._table.clear()

@@ -95,9 +95,21 @@ def test_call_with_a_residual_gives_both_and_writes_the_sum_where_it_is_told(tmp
     found, total = library.call("rmsnorm", x, weight, residual=residual)
     assert (found.shape, total.shape) == (x.shape, x.shape)
     assert library.call("rmsnorm", x, weight, residual=residual, out=(x, residual)) == (x, residual)
-    pointers = [struct.unpack_from("<Q", p)[0] for p in driver.launches[-1].parameters[:5]]
-    assert pointers == [t.data_ptr() for t in (x, residual, weight, x, residual)]
+    assert written(driver) == [t.data_ptr() for t in (x, residual, weight, x, residual)]
+    for launch in range(3):  # the first is planned, others are launched by its plan
+        y, total = FakeTensor((4, 4096)), FakeTensor((4, 4096))
+        out = (y, total)
+        assert library.call("rmsnorm", x, weight, residual=residual, out=out) is out
+        assert written(driver) == [t.data_ptr() for t in (x, residual, weight, y, total)], launch
+        assert library.stats().launches == len(driver.launches)
+    made, of_sum = library.call("rmsnorm", x, weight, residual=residual)
+    assert written(driver) == [t.data_ptr() for t in (x, residual, weight, made, of_sum)]
     library.close()
+
+
+def written(driver: RecordingDriver) -> list[int]:
+    """The pointers of the last launch."""
+    return [struct.unpack_from("<Q", p)[0] for p in driver.launches[-1].parameters[:5]]
 
 
 @pytest.mark.parametrize(
