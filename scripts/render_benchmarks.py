@@ -52,13 +52,15 @@ OCCASIONS = (  # the file, its runs, what took part, over what, and what the row
     (_H100, (4, 5), "ours", "torch", "H100s: Llama-3.1-8B, tuned"),
 )
 SERVED = {  # what a row says, and the runs of engines.json that it is of
-    "Llama-3.1-8B, bf16": (4, 6, 11, 26),
+    "Llama-3.1-8B, bf16, norms": (4, 6),
     "the same, two H200s": (14,),
     "the same on H100s": (3, 21),
     "Llama-3.1-8B, AWQ": (2,),
     "Llama-3.1-8B, fp8 by channel and token": (5, 7),
+    "the same, `--quantise`, norms": (17,),
     "Llama-3.1-8B, fp8 by blocks, stock with DeepGEMM": (12,),
     "the same, stock with CUTLASS, `few`": (8, 10),
+    "over CUTLASS, `--quantise`, norms": (11,),
     "the same on H100s, `few`": (18, 22),
     "Llama-3.1-8B, fp8 by channel and token, on H100s": (19, 23),
     "24 layers of Qwen3-30B-A3B, bf16": (bounds.QWEN,),
@@ -85,7 +87,7 @@ GROUPED = {  # by the kinds of scripts/bench_grouped.py
 }
 GROUPED_ELSEWHERE = {
     "grouped_h200_again": "another H200",
-    "grouped_h200_before": "earlier kernels, a third H200",
+    "grouped_h200_shared": "a third H200",
     "grouped_h100": "on an H100",
 }
 PEERS = (  # file, kind, contender, what the row says

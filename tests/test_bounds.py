@@ -18,6 +18,7 @@ from .pages import text  # noqa: E402
 
 BOTH = "stock", "served"
 MODELS = "Qwen3-30B-A3B", "GPT-OSS-120B", "Mixtral-8x22B-TP4"
+BF16 = 4, 6  # the runs of engines.json with norms, on two H200s
 STUDIED = bounds.study("answers by blocks without few")
 
 
@@ -35,7 +36,10 @@ def test_a_step_is_bounded_by_weights_and_by_what_is_no_gemm() -> None:
     run = bounds.load("engines")["runs"][4]
     stock, ours = (1e6 / run[who]["decode"]["1"]["tokens_per_s"] for who in BOTH)
     gemms = run["served"]["profile"]["1"]["this project's"]
-    assert found.could == pytest.approx(stock / (ours - gemms + found.read_us))
+    assert gemms < found.read_us, "with norms, behind which weights are read early"
+    assert found.could == pytest.approx(stock / ours), "so that GEMMs that only read would gain nothing"
+    at_64, gemms = bounds.decoding("bf16", "64"), run["served"]["profile"]["64"]["this project's"]
+    assert at_64.could == pytest.approx(at_64.steps[0] / (at_64.steps[1] - gemms + found.read_us))
     assert (found.steps, found.was) == ((stock, ours), pytest.approx(stock / ours))
     assert sum(us for us, _ in found.parts) == pytest.approx(sum(run["stock"]["profile"]["1"].values()))
     of_deep_gemm, of_cutlass = (
@@ -49,7 +53,7 @@ def test_a_step_is_bounded_by_weights_and_by_what_is_no_gemm() -> None:
 @pytest.mark.parametrize("label", bounds.DECODED)
 def test_what_was_measured_is_within_its_estimate(label: str, batch: str) -> None:
     found = bounds.decoding(label, batch)
-    assert found.was < found.could
+    assert found.was <= found.could
 
 
 @pytest.mark.parametrize("label", [label for label, of in bounds.DECODED.items() if of.profiled is None])
@@ -76,37 +80,32 @@ def test_the_page_says_what_gemms_take_of_a_step() -> None:
             outside[label, batch] = 1 - sum(ours) / found.steps[1]
     bf16, channel, blocks = ([x for (of, _), x in over.items() if of == label] for label in list(bounds.DECODED)[:3])
     page = text("engines")
-    assert f"within {min(bf16) * 100:.0f} to {max(bf16):.0%} of a bare read" in page
-    assert f"in fp8 by channel within {min(channel) * 100:.0f} to {max(channel):.0%}" in page
+    assert "GEMMs and norms take {:.2f}, {:.2f} and {:.2f} times a bare read".format(*(1 + x for x in bf16)) in page
+    assert f"in fp8 by channel GEMMs are within {min(channel) * 100:.0f} to {max(channel):.0%}" in page
     of = [f"{besides[label, batch]:.0%}" for label in list(bounds.DECODED)[:2] for batch in ("1", "64")]
     assert "takes {} of our step in bf16 at batch 1 and {} at batch 64, and {} and {} by channel".format(*of) in page
     assert f"and above take {1 + blocks[-1]:.2f} times a bare read" in page
     most = [f"{1 + max(over[label, batch] for batch in ('16', '64')):.2f}" for label in list(bounds.DECODED)[:3]]
     assert "which take up to {}, {} and {} times as long".format(*most) in page
-    at_16 = sorted(
-        bounds.load("engines")["runs"][i]["served"]["decode"]["16"]["tokens_per_s"]
-        / bounds.load("engines")["runs"][i]["stock"]["decode"]["16"]["tokens_per_s"]
-        for i in (4, 6, 11, 26)
-    )
-    assert "two were at {:.2f} and {:.2f} at batch 16".format(*at_16[2:]) in page
     known = [x for (label, _), x in outside.items() if bounds.DECODED[label].profiled is None]
     assert f"up to {max(known):.0%} of our steps" in page
-    could = [f"{bounds.decoding('bf16', batch).could:.2f}" for batch in bounds.BATCHES]
-    assert "an estimated {}, {} and {} at batch 1, 16 and 64".format(*could) in text("vllm")
 
 
-def test_no_engine_is_beyond_its_bound() -> None:
+def test_qwen3_is_beyond_its_estimate_by_no_more_than_its_repeats_differ() -> None:
     could, was = bounds.qwen_decoding()
-    assert all(measured < most + 0.005 for measured, most in zip(was, could, strict=True))
+    run = bounds.load("engines")["runs"][bounds.QWEN]
+    for batch, most, measured in zip(bounds.BATCHES, could, was, strict=True):
+        repeats = [run[who]["decode"][batch]["all"] for who in BOTH]
+        assert measured < most * (1 + max((max(of) - min(of)) / statistics.median(of) for of in repeats))
 
 
 def test_the_page_says_what_a_prefill_needs() -> None:
     weights = bounds.LAYERS * bounds.LAYER_WEIGHTS
     ms = 2 * 2048 * weights / bounds.FLOPS_PER_US[16] / 1e3
     assert f"GEMMs need {ms * 720 / 700:.0f} at the 700 TFLOP/s" in text("engines")
-    runs = [bounds.load("engines")["runs"][i] for i in (4, 6, 11, 26)]
+    runs = [bounds.load("engines")["runs"][i] for i in BF16]
     whole = [run["stock"]["prefill"]["2048"]["s"] * 1e3 for run in runs]
-    assert f"Of the {sorted(whole)[1]:.0f} ms of 2048 tokens" in text("engines")
+    assert f"Of the {statistics.fmean(whole):.0f} ms of 2048 tokens" in text("engines")
 
 
 def test_the_page_says_what_residuals_gave() -> None:
@@ -140,28 +139,25 @@ def test_grouped_gemms_of_few_tokens_read_weights_at_the_rate_of_memory() -> Non
     assert json.dumps(found)  # of numbers alone
 
 
-def test_the_page_says_how_long_tokens_waited_in_bf16() -> None:
-    """The longest of a hundred waits for a token after the first, of engines on one GPU with all that they need."""
-
-    def waits(run: int, what: str, engines: tuple[str, ...] = BOTH) -> list[float]:
-        both = (bounds.load("engines")["runs"][run][who]["traffic"]["in_turn"][f"{what}_p99_ms"] for who in engines)
-        return [statistics.median(of) for of in both]
-
-    runs = 3, 4, 6, 11, 21, 26
-    first, later = (
-        [(ours, stock) for stock, ours in (waits(run, what) for run in runs) if ours > stock]
-        for what in ("ttft", "itl")
-    )
-    assert (len(first), len(later)) == (4, 4)
-    (of_ours, of_stock), (last, last_of_stock) = (max(of, key=lambda x: x[0] / x[1]) for of in (first, later))
-    again = waits(26, "ttft", (*BOTH, "stock again"))
-    assert again[:2] == [of_stock, of_ours]
-    of_first = f"by {of_ours / of_stock - 1:.0%} at most ({of_ours:.0f} ms for {of_stock:.0f}, where a second engine of"
-    of_later = f"for later ones by {last / last_of_stock - 1:.0%} ({last:.0f} ms for {last_of_stock:.0f})."
+def test_the_page_says_what_steps_without_a_graph_take() -> None:
+    runs = bounds.load("engines")["runs"]
+    ours, stock = (1e3 * runs[BF16[0]][who]["prefill"]["700"]["s"] for who in ("served", "stock"))
+    needed = 2 * 700 * bounds.LAYERS * bounds.LAYER_WEIGHTS / bounds.FLOPS_PER_US[16] / 1e3
+    page = text("engines")
     assert (
-        "were longer than stock's in four of six runs, and why is unknown: for the first token "
-        f"{of_first} stock's had {again[2]:.0f}), {of_later}"
-    ) in text("engines")
+        f"700 tokens takes ours {ours:.0f} ms in bf16 and stock {stock:.0f}, of which GEMMs need {needed:.0f}" in page
+    )
+    waits = [
+        statistics.median(runs[i][who]["traffic"]["in_turn"]["ttft_p99_ms"]) for who in BOTH[::-1] for i in BF16[::-1]
+    ]
+    said = "for a first token {:.0f} and {:.0f} ms, on two H200s, where stock's are {:.0f} and {:.0f}.".format(*waits)
+    assert said in page
+    longer = [
+        [runs[i]["served"]["prefill"][m]["s"] / runs[i]["stock"]["prefill"][m]["s"] for i in (17, 11)]
+        for m in ("700", "2048")
+    ]
+    said = "took {:.2f} and {:.2f} times as long as stock's, and one of 2048 tokens up to".format(*longer[0])
+    assert f"{said} {max(longer[1]):.2f} times" in page
 
 
 def test_the_page_says_what_engines_compiled_and_reloaded() -> None:
@@ -170,14 +166,14 @@ def test_the_page_says_what_engines_compiled_and_reloaded() -> None:
     served = [run["served"] for run in document["runs"] if run["served"] in engines]
     counted = [engine["compilations"] for engine in engines]
     assert {each["ours"] for each in counted} == {0}
-    assert len(served) == 14
+    assert len(served) == 17
     by = {name: {each["by"]["vllm"][name] for each in counted} for name in ("nvcc", "ptxas", "gcc")}
     assert by["nvcc"] == {1}
     said = f"ptxas {min(by['ptxas'])} to {max(by['ptxas'])} times and gcc {min(by['gcc'])} to {max(by['gcc'])} times."
     assert said in text("vllm")
     warmup = document["deep_gemm_warmup"]
     said = f"{warmup['gemms']:,}; {warmup['compiled']} took {warmup['s']} s on {warmup['cores']} cores."
-    assert said in text("vllm")
+    assert said in text("engines")
     reloads = [each["reloads"] for each in served if "reloads" in each]
     requests, count, minutes = (sum(each[name] for each in reloads) for name in ("requests", "reloads", "minutes"))
     said = f"served {requests:,} random requests in {minutes:.0f} minutes and loaded their archives again {count} times"
