@@ -53,8 +53,8 @@ OCCASIONS = (  # the file, its runs, what took part, over what, and what the row
 )
 SERVED = {  # what a row says, and the runs of engines.json that it is of
     "Llama-3.1-8B, bf16, norms": (4, 6),
-    "the same, two H200s": (14,),
-    "the same on H100s": (3, 21),
+    "bf16, tensor parallel 2, vLLM's norms": (14,),
+    "bf16 on H100s, vLLM's norms": (3, 21),
     "Llama-3.1-8B, AWQ": (2,),
     "Llama-3.1-8B, fp8 by channel and token": (5, 7),
     "the same, `--quantise`, norms": (17,),

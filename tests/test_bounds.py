@@ -86,7 +86,7 @@ def test_the_page_says_what_gemms_take_of_a_step() -> None:
     assert "takes {} of our step in bf16 at batch 1 and {} at batch 64, and {} and {} by channel".format(*of) in page
     assert f"and above take {1 + blocks[-1]:.2f} times a bare read" in page
     most = [f"{1 + max(over[label, batch] for batch in ('16', '64')):.2f}" for label in list(bounds.DECODED)[:3]]
-    assert "which take up to {}, {} and {} times as long".format(*most) in page
+    assert "they take up to {}, {} and {} times as long".format(*most) in page
     known = [x for (label, _), x in outside.items() if bounds.DECODED[label].profiled is None]
     assert f"up to {max(known):.0%} of our steps" in page
 
@@ -150,8 +150,8 @@ def test_the_page_says_what_steps_without_a_graph_take() -> None:
     waits = [
         statistics.median(runs[i][who]["traffic"]["in_turn"]["ttft_p99_ms"]) for who in BOTH[::-1] for i in BF16[::-1]
     ]
-    said = "for a first token {:.0f} and {:.0f} ms, on two H200s, where stock's are {:.0f} and {:.0f}.".format(*waits)
-    assert said in page
+    said = "first token {:.0f} and {:.0f} ms, in two runs on one H200 each, where stock's are {:.0f} and {:.0f}."
+    assert said.format(*waits) in page
     longer = [
         [runs[i]["served"]["prefill"][m]["s"] / runs[i]["stock"]["prefill"][m]["s"] for i in (17, 11)]
         for m in ("700", "2048")
@@ -196,7 +196,7 @@ def test_answers_in_fp8_by_channel_differ_as_stocks_own_do() -> None:
     name = "log-probabilities, mean difference"
     assert ours[name] < stocks[name]
     said = f"and {ours[name]:.2f} in fp8 by channel. Stock's own differ by {stocks[name]:.2f} in the last,"
-    assert said in text("vllm")
+    assert said in text("engines")
     name = "greedy tokens before the first other"
     runs = bounds.load("engines")["runs"]
     of = [f"{runs[i]['served']['compared'][name]:.0f}" for i in (5, 7, 23, 8, 10, 22, 12)]
@@ -209,11 +209,11 @@ def test_answers_in_fp8_by_channel_differ_as_stocks_own_do() -> None:
     said = (
         f"4 in fp8 by channel ({stocks[name]:.0f}), {least} to {most} with `few` and from DeepGEMM's, and {without:.0f}"
     )
-    assert f"{said} by blocks." in text("vllm")
+    assert f"{said} by blocks." in text("engines")
     assert (without, again) == pytest.approx((6.25, 6.59))
     mean = "log-probabilities, mean difference"
     few, deep_gemm = runs[8]["served"]["compared"][mean], runs[12]["served"]["compared"][mean]
-    assert f"with it they are {few:.2f} off, and DeepGEMM's are {deep_gemm:.2f} off ours" in text("vllm")
+    assert f"with it they are {few:.2f} off, and DeepGEMM's are {deep_gemm:.2f} off ours" in text("engines")
     with_few = [runs[i]["served"]["decode"]["16"]["tokens_per_s"] for i in (8, 10)]
     rounded = [f"{statistics.fmean(of) / 10:.0f}0".replace("4", "4,", 1) for of in (with_few, STUDIED["batch 16"])]
     said = "with it we decoded {} tokens a second on two H200s, without it {} on another".format(*rounded)

@@ -28,7 +28,7 @@ def vllm(request: pytest.FixtureRequest) -> Path:
     "hook",
     [
         *(*hooks.HOOKS, *hooks.FILLED, *hooks.FILLED_INT4, *hooks.FILLED_EXPERTS, *hooks.MADE),
-        *(hooks.PERMUTE, hooks.ACTIVATION, hooks.MODEL),
+        *(hooks.PERMUTE, hooks.ACTIVATION, hooks.NORM, hooks.MODEL),
     ],
     ids=str,
 )
@@ -43,6 +43,15 @@ def test_names_that_are_read_are_there(vllm: Path, module: str) -> None:
         if isinstance(node, ast.ClassDef):
             there |= {f"{node.name}.{name}" for name in assigned(node.body)}
     assert set(hooks.READ[module]) - there == set()
+
+
+def test_a_norm_has_what_the_plugin_reads_and_calls_what_it_replaces(vllm: Path) -> None:
+    (norm,) = (f for f in class_of(vllm, hooks.NORM.module, "RMSNorm") if getattr(f, "name", "") == "__init__")
+    made = {node.attr for node in ast.walk(norm) if isinstance(node, ast.Attribute)}
+    assert {"has_weight", "variance_size_override", "variance_epsilon", "weight"} <= made
+    base = class_of(vllm, "vllm.model_executor.custom_op", "CustomOp")
+    (forward,) = (f for f in base if isinstance(f, FUNCTIONS) and f.name == "forward")
+    assert calls_of(forward) == ["_forward_method"]
 
 
 def test_version_is_one_that_the_table_was_compared_with(vllm: Path) -> None:
