@@ -115,7 +115,7 @@ class Quantise(FieldOperation[Signature]):
         check_apart("y", to, others)
         check_apart("scale", of_scale, (*others, to))
         signature = Signature(rows.dtype, to.dtype, rows.shape[1], scaling, 0 if of_ends is None else of_ends.shape[0])
-        return Asked(signature, rows.shape[0], (*others, to, of_scale), (y, scale))
+        return Asked(signature, rows.shape[0], (*others, to, of_scale), out)
 
 
 QUANTISE = Quantise()

@@ -139,7 +139,7 @@ class RmsNorm(FieldOperation[Signature]):
 
 def _same(one: TensorView, other: TensorView) -> bool:
     """Whether two tensors are one, element by element."""
-    return one.pointer == other.pointer and one.strides == other.strides
+    return (one.pointer, one.strides, one.dtype) == (other.pointer, other.strides, other.dtype)
 
 
 RMSNORM = RmsNorm()

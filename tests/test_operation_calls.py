@@ -66,6 +66,50 @@ def test_what_the_first_call_made_is_made_again(
     assert library.call("grouped_gemm", *tensors(), out=given) is given
 
 
+def test_a_call_is_told_from_others_by_words_names_and_tensors() -> None:
+    """Of which a plan depends on all but pointers."""
+    x, y = FakeTensor((4, 8)), FakeTensor((4, 8))
+
+    def key(*tensors: Any, of: str = "some", **words: Any) -> Any:
+        return planned_call.call_of(of, tensors, words).key()
+
+    same = key(x, y, flag=True)
+    assert key(y, x, flag=True) == same, "pointers are no part of it"
+    strided = FakeTensor((4, 8), strides=(16, 1))
+    others = [
+        key(x, y, flag=True, of="another"),
+        key(x, y, flag=1),
+        key(x, y, flag=1.0),
+        key(x, y, other=True),
+        key(x, flag=True),
+        key(x, y, True),
+        key(x, y, flag=(True,)),
+        key(x, y, flag=None),
+        key(x, strided, flag=True),
+        key(strided, y, flag=True),
+        key(x, FakeTensor((4, 8), "float16"), flag=True),
+        key(x, FakeTensor((4, 8), device=1), flag=True),
+        key(x, FakeTensor((8, 4)), flag=True),
+    ]
+    assert len({same, *others}) == 1 + len(others)
+    assert key(x, first=x, second=(y, x)) != key(x, second=x, first=(y, x))
+    assert key(x, object()) is None
+
+
+def test_a_table_that_is_full_begins_anew_with_all_plans(
+    library: Library, driver: RecordingDriver, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planned_call, "MAX_PLANS", 2)
+    for m in (3, 4, 5, 3, 5):
+        a, b, ends = tensors(m)
+        out = FakeTensor((m, 256))
+        assert library.call("grouped_gemm", a, b, ends, out=out) is out
+        assert pointers(driver.launches[-1]) == [t.data_ptr() for t in (a, b, ends, out)]
+    if library._now.calls._table:
+        assert len(asked) == 4, "of three rows twice"
+        assert len(library._now.calls.planned) == 2
+
+
 def test_native_code_launches_what_has_a_plan(library: Library, driver: RecordingDriver, torch: FakeTorch) -> None:
     """Without asking Python's plan, whose pointers it would be given in another order."""
     out = FakeTensor((9, 256))

@@ -99,20 +99,23 @@ def test_a_server_makes_a_manifest_of_what_it_ran(read: Any) -> None:
 
 
 NORM = {"name": "model.layers.0.input_layernorm", "signature": "bf16_bf16_bf16_rmsnorm_n4096_residual_bf16"}
-OF_A_HEAD = {"name": "model.layers.0.self_attn.q_norm", "signature": "bf16_bf16_bf16_rmsnorm_n128_residual_bf16"}
+OF_A_HEAD = {"name": "model.layers.0.self_attn.q_norm", "signature": "bf16_bf16_bf16_rmsnorm_n14336_residual_bf16"}
 
 
 def test_norms_between_layers_are_there_and_those_of_heads_are_not(read: Any) -> None:
-    found, _ = read(worker(norms=[NORM, OF_A_HEAD, {**NORM, "name": "model.norm"}]))
+    found, _ = read(worker(norms=[NORM, OF_A_HEAD, {**NORM, "name": "model.norm"}]), options=("--in-graph",))
     assert [(use.name, use.signature.key()) for use in found.uses] == [
         ("norm", NORM["signature"]),
         ("first_norm", "bf16_bf16_bf16_rmsnorm_n4096"),
     ]
     assert found.uses[0].tokens == found.tokens
+    without, _ = read(worker(norms=[NORM]))
+    assert not without.uses, "where GEMMs do not overlap, norms gain nothing"
 
 
 def test_norms_of_ranks_that_sum_are_left_to_the_server(read: Any) -> None:
-    found, _ = read(*(worker(rank, norms=[NORM], tensor_parallel=2) for rank in range(2)))
+    workers = (worker(rank, norms=[NORM], tensor_parallel=2) for rank in range(2))
+    found, _ = read(*workers, options=("--in-graph",))
     assert not found.uses
 
 

@@ -124,6 +124,15 @@ def test_the_page_says_what_each_rule_of_on_slower_left(run: int, said: str) -> 
     assert "0.79" not in said or f"{above['worst']:.2f}" == "0.79"
 
 
+def test_the_page_says_how_far_the_packages_archive_is_from_a_tuned_one_on_h100s() -> None:
+    lines = json.loads((STUDIES.parent / "occasions_default_h100.json").read_text())["summary"]
+    means = {
+        regime: min(x["geomean"] for x in lines if (x["what"], x["over"], x["regime"]) == (AGAINST, OURS, regime))
+        for regime in ("M <= 64", "M = 65..511", "M >= 512")
+    }
+    assert "in the mean at {:.2f}, {:.2f} and {:.2f} times what was tuned".format(*means.values()) in choosing()
+
+
 def draws_of_blocks() -> list[str]:
     """The whole files of scales of blocks on H200s."""
     return list(json.loads((STUDIES.parent / "blocks_h200.json").read_text())["summary_of"])

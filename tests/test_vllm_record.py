@@ -106,9 +106,11 @@ def test_layers_are_those_that_the_plugin_would_ask_for(record: Any) -> None:
 
 
 def test_norms_are_noted(record: Any) -> None:
-    _, worker, path = record(
-        lambda s: [s.modules["vllm.model_executor.layers.layernorm"].RMSNorm(HIDDEN), s.linear(HIDDEN, HIDDEN)]
-    )
+    def make(server: Server) -> list[Any]:
+        rms_norm = server.modules["vllm.model_executor.layers.layernorm"].RMSNorm
+        return [rms_norm(HIDDEN), server.linear(HIDDEN, HIDDEN), rms_norm(HIDDEN, dtype=torch.float32)]
+
+    _, worker, path = record(make)
     worker.compile_or_warm_up_model()
     found = written(worker, path)
     assert found["norms"] == [{"name": "0", "signature": f"bf16_bf16_bf16_rmsnorm_n{HIDDEN}_residual_bf16"}]

@@ -109,7 +109,8 @@ def manifest_from_workers(
         named = every
     elif quantise is None:
         named = with_few_in_blocks(named, found)
-    uses += _norms(workers, gemms, of_file.tokens, found)
+    if in_graph or quantise:
+        uses += _norms(workers, gemms, of_file.tokens, found)
     return Manifest(
         model or model_name(first.model, first.tensor_parallel, "bf16"),
         f"{first.model} at tp {first.tensor_parallel}, {sum(tokens.values())} steps, recorded by {len(workers)} "
@@ -269,14 +270,13 @@ def _distinct(workers: Iterable[Worker], field: str) -> list[tuple[str, Any]]:
 def _norms(
     workers: Sequence[Worker], gemms: Iterable[Gemm], tokens: Sequence[int], targets: Sequence[str]
 ) -> list[Use]:
-    """The norms between layers, which servers' plugins take where one rank has the whole model. A norm of an extent
-    that no GEMM takes is that of heads."""
-    inputs = {gemm.signature.k for gemm in gemms}
-    found = dict.fromkeys(norm for _, norm in _distinct(workers, "norms") if norm.n in inputs)
-    if workers[0].tensor_parallel > 1 or not found:
+    """The norms between layers, which servers' plugins take where one rank has the whole model: of an extent that GEMMs
+    give and take. Others are within attention."""
+    given, taken = {gemm.signature.n for gemm in gemms}, {gemm.signature.k for gemm in gemms}
+    found = dict.fromkeys(norm for _, norm in _distinct(workers, "norms") if norm.n in given & taken)
+    if workers[0].tensor_parallel > 1 or len({norm.x for norm in found}) > 1:
         return []
-    (dtype, *_) = (norm.x for norm in found)
-    return of_norms(dtype, (norm.n for norm in found), tokens, targets)
+    return of_norms(next((norm.x for norm in found), ""), (norm.n for norm in found), tokens, targets)
 
 
 def _depth(layers: Iterable[tuple[str, Signature]]) -> int:

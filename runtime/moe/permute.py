@@ -183,7 +183,7 @@ class MoePermute(FieldOperation[Signature]):
         globally = of_map.shape[0] if of_map is not None else 0
         word = "none" if of_weights is None else "f32"
         signature = Signature(seen.dtype, experts, top_k, k, globally, scaling, word)
-        return Asked(signature, tokens, tuple(tensors), tuple(out))
+        return Asked(signature, tokens, tuple(tensors), out)
 
 
 def _outputs(out: Any, count: int) -> tuple[Any, ...]:

@@ -25,7 +25,7 @@ from ..torch.layers import choose
 from ..torch.operator import ALIGNMENT_BYTES
 from .scaled import Unquantised
 
-FP8, INT4 = "fp8 layer", "int4 layer"
+FP8, INT4, NORM = "fp8 layer", "int4 layer", "norm"
 
 
 class Besides(NamedTuple):
@@ -44,9 +44,9 @@ class Decision:
     one; empty where the server computes that. `fused` is the one that computes the activation after it too, where there
     is one, and then the only one that is called but at the M in `apart`, where `plain` is, and the server's activation
     after it. `asked` is the one that the server is expected to call, and `reason` says why the archive does not serve
-    it. `kind` is "linear layer", "head", "embedding", which is a head only in models that tie it, "fp8 layer" or "int4
-    layer". `binding` says that the server cannot compute the layer any more. `besides` serves some numbers of
-    tokens, of an fp8 layer.
+    it. `kind` is "linear layer", "head", "embedding", which is a head only in models that tie it, "fp8 layer", "int4
+    layer", or "norm", whose `plain` is with a residual, and `biased` without. `binding` says that the server cannot
+    compute the layer any more. `besides` serves some numbers of tokens, of an fp8 layer.
     """
 
     kind: str
@@ -165,7 +165,7 @@ def overlap_of(key: str) -> str:
 
 
 def called(decisions: Iterable[Decision]) -> list[Decision]:
-    """Those of a model's layers that compute a product: where there is a head, no embedding is called as one."""
+    """Those of a model's layers that are called: where there is a head, no embedding is called as one."""
     decisions = list(decisions)
     if not any(each.kind == "head" for each in decisions):
         return decisions
@@ -227,6 +227,15 @@ def weight_problem(lib: Library, weight: Any) -> str:
         return f"the weight has strides {tuple(weight.stride())}"
     if weight.data_ptr() % ALIGNMENT_BYTES or weight.shape[1] * weight.element_size() % ALIGNMENT_BYTES:
         return f"rows of the weight do not begin at multiples of {ALIGNMENT_BYTES} bytes"
+    return ""
+
+
+def vector_problem(lib: Library, vector: Any) -> str:
+    """Why no kernel reads this vector, whatever its extent; empty if one may."""
+    if str(vector.device) != lib.device:
+        return f"the weight is on {vector.device}, and the library serves {lib.device}"
+    if len(vector.shape) != 1 or not vector.is_contiguous() or vector.data_ptr() % ALIGNMENT_BYTES:
+        return f"the weight is no vector that begins at a multiple of {ALIGNMENT_BYTES} bytes"
     return ""
 
 

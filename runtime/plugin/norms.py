@@ -13,22 +13,23 @@ from typing import Any
 
 from ..errors import AotError
 from ..program.tensor import dtype_name
-from ..rmsnorm import Signature
+from ..rmsnorm import RMSNORM, Signature
 from ..serve.library import Library
 from ..torch.norms import ADD_RMSNORM
 from ..torch.operations import operators_of
-from .linears import FP8, Decision
+from .linears import FP8, NORM, Decision, vector_problem
 
-KIND = "norm"
 _NUMBER, _PLAIN, _OWN = "_cute_aot_number", "_cute_aot_plain_norm", "_cute_aot_forward"
 _FORWARD = "_forward_method"  # what vLLM's custom operators call, chosen when they are made
+_READ = "weight", "has_weight", "variance_size_override", "variance_epsilon", _FORWARD
 
 
 def norms(model: Any, rms_norm: Any) -> Iterator[Any]:
     """The modules of a model that are the server's RMSNorm of whole rows, x * weight and no other."""
     every: Iterable[Any] = model.modules()
     for module in every:
-        if type(module) is rms_norm and module.has_weight and module.variance_size_override is None:
+        known = type(module) is rms_norm and all(hasattr(module, name) for name in _READ)
+        if known and module.has_weight and module.variance_size_override is None:
             yield module
 
 
@@ -41,22 +42,25 @@ def quantises_apart(decisions: Iterable[Decision], left: Iterable[tuple[str, str
 def decide(lib: Library, module: Any) -> Decision:
     """What `lib` has for a norm with a residual and, as `biased`, for one without; only what was tuned."""
     weight = module.weight
+    if problem := vector_problem(lib, weight):
+        return Decision(NORM, reason=problem)
     try:
         dtype = dtype_name(weight.dtype)
         added, plain = (Signature(dtype, dtype, dtype, weight.shape[0], of) for of in (dtype, "none"))
         with_residual, without = (s.key() if lib.is_tuned(s) else "" for s in (added, plain))
     except AotError:  # an element type, or no table of this operation
         with_residual = without = ""
-    return Decision(KIND, with_residual, without, reason="" if with_residual else "its norm was not tuned")
+    return Decision(NORM, with_residual, without, reason="" if with_residual else "its norm was not tuned")
 
 
 def key_of(module: Any) -> str:
-    """The key of the signature that a norm with a residual has, empty where its element type is unknown."""
+    """The key of the signature that a norm with a residual has, empty where no signature has its element type."""
     try:
         dtype = dtype_name(module.weight.dtype)
     except AotError:
         return ""
-    return Signature(dtype, dtype, dtype, module.weight.shape[0], dtype).key()
+    of = Signature(dtype, dtype, dtype, module.weight.shape[0], dtype)
+    return of.key() if RMSNORM.of_key(of.key()) == of else ""
 
 
 def take(module: Any, decision: Decision, number: int) -> None:
@@ -87,6 +91,6 @@ def _computed(module: Any, x: Any, residual: Any = None) -> Any:
     if residual is not None:
         y, total = ADD_RMSNORM(number, x.contiguous(), residual.contiguous(), weight, eps)
         return y, total
-    if getattr(module, _PLAIN):
-        return _RMSNORM(number, x.contiguous(), weight, eps=eps)
+    if getattr(module, _PLAIN) and x.is_contiguous():  # else a copy would come before it, as of a slice of a product
+        return _RMSNORM(number, x, weight, eps=eps)
     return getattr(module, _OWN)(x)

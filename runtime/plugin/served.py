@@ -154,7 +154,7 @@ class Served:
             RequiredError: the setting has the server not start where no layer of any model so far, or not every layer
                 of these, is served.
         """
-        from .linears import Decision, called, summary
+        from .linears import NORM, Decision, called, summary
 
         assert self.lib is not None
         decisions = [self._decisions[layer] for layer in (self._decisions if layers is None else layers)]
@@ -171,7 +171,7 @@ class Served:
         what = f"{len(keys)} signatures preloaded, for {planned} numbers of tokens planned"
         found = f"{own_name(self.lib)} {summary(decisions, self._server)} ({what})"
         self._log.info("%s", found)
-        products = called(decisions)
+        products = [each for each in called(decisions) if each.kind != NORM]
         self._serving |= any(each.asked for each in products)
         left = self._required == LAYERS and any(each.reason for each in products)
         if left or (self._required and not self._serving):
@@ -263,13 +263,14 @@ class Served:
 
     def _give_up(self, error: Exception) -> None:
         """Let the server compute every layer that it still can: nothing was traced yet."""
-        from . import norms
-
         self.lib = None
         for mlp in self._fused:
             mlp.restore()
-        for module in self._norms:
-            norms.restore(module)
+        if self._norms:
+            from .norms import restore
+
+            for module in self._norms:
+                restore(module)
         for layer, decision in list(self._decisions.items()):
             if not decision.binding:  # or its kernels are loaded
                 self._leave(layer)

@@ -5,10 +5,13 @@ GEMM has a path of its own (`runtime.serve.gemm`). Knows nothing of files and re
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from ..errors import ArgumentError, KernelMiss
+from ..program.outputs import on_stream
 from ..program.record import TensorView
+from ..program.tensor import is_torch
 from .operands import device_view, resolve_stream
 from .planned_call import PlannedCall, Seen, call_of
 from .serving import Serving
@@ -49,8 +52,11 @@ class OperationCalls(Serving):
             seen[id(x)] = Seen(found, writable or (id(x) in seen and seen[id(x)].written))
             return found
 
+        # What is made comes from the memory of the stream that writes it.
+        makes = stream is not None and words.get("out") is None and bool(tensors) and is_torch(tensors[0])
         try:
-            asked = entries.of.ask(view, *tensors, **words)
+            with on_stream(handle, tensors[0]) if makes else nullcontext():
+                asked = entries.of.ask(view, *tensors, **words)
         except TypeError:
             from inspect import signature
 

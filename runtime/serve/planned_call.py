@@ -2,8 +2,9 @@
 
 What a call is, is a key of all that a plan depends on but pointers: the operation, words, and of each torch tensor
 extents, strides, element type and device. Pointers are held against what the plan demands of them. Where `out` is not
-given, what the first call made is made again. A call of other tensors than torch's, or whose pointers do not fit, goes
-the way of a first one, which finds the words for what is wrong. GEMM has a path of its own (`runtime.serve.gemm`).
+given, what the first call made is made again. A call of other tensors than torch's, whose pointers do not fit, or that
+writes to where it reads, as a plan does not say which of its tensors are one, goes the way of a first call, which finds
+the words for what is wrong. GEMM has a path of its own (`runtime.serve.gemm`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ..native import native_table
 from ..program.arguments import TensorArgument
 from ..program.geometry import contiguous_strides
 from ..program.operation import Asked
+from ..program.outputs import on_stream
 from ..program.pointers import PointerChecks
 from ..program.record import TensorView
 from ..program.streams import TorchStreams
@@ -146,7 +148,7 @@ class PlannedCall(NamedTuple):
 
     def in_order(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], PointerChecks] | None:
         """A call's tensors as the function takes them, and what their pointers must be; None if it takes one twice, or
-        not at all."""
+        not at all, or some are made."""
         if self.made is not None or sorted(self.order) != list(range(len(tensors))):
             return None
         return tuple([tensors[place] for place in self.order]), self.checks.ordered(self.order)
@@ -157,7 +159,11 @@ class PlannedCall(NamedTuple):
         handle, tensors = self.streams.handle(stream), call.tensors
         if self.made is not None:
             like = tensors[0]
-            made = [like.new_empty(shape, dtype=dtype) for shape, dtype in self.made.tensors]
+            if stream is None:
+                made = [like.new_empty(shape, dtype=dtype) for shape, dtype in self.made.tensors]
+            else:  # from that stream's memory
+                with on_stream(handle, like):
+                    made = [like.new_empty(shape, dtype=dtype) for shape, dtype in self.made.tensors]
             tensors, out = [*tensors, *made], made[0] if self.made.alone else tuple(made)
         pointers = [x.data_ptr() for x in tensors]
         if handle is None or not self.checks.fit(pointers):
@@ -175,6 +181,7 @@ class PlannedCalls:
         self.native: dict[tuple[Any, ...], tuple[Any, int, tuple[int, ...]]] = {}
         self._driver = driver
         self._table: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
+        self._put = 0  # calls that it was given
 
     def keep(self, call: Call, key: tuple[Any, ...], planned: PlannedCall, counter: Any) -> None:
         """Launch calls like this one by its plan from now on. The caller holds the lock."""
@@ -184,16 +191,21 @@ class PlannedCalls:
             return
         if self._table is None:
             self._table = native_table(self._driver)
+        if self._put >= MAX_PLANS:  # where the table would begin anew, and plans that are kept here would not come back
+            self.clear()
+            remember(self.planned, key, planned)
         _, tag, order = self.native.get(call.form, (None, len(self.native), planned.order))
-        if not self._table or order != planned.order or len(self.native) >= MAX_PLANS:
+        if not self._table or order != planned.order:
             return
         tensors, checks = ordered
         if self._table.put(tag, tensors, planned.plan.direct, checks, self._driver.device, None, None, counter):
             self.native[call.form] = self._table.call, tag, order
+            self._put += 1
 
     def clear(self) -> None:
         """Forget all of them."""
         self.planned.clear()
         self.native.clear()
+        self._put = 0
         if self._table:
             self._table.clear()

@@ -32,9 +32,13 @@ for _key in ("CUDA", "CPU"):  # the CPU too, where the library itself says what 
 @torch.library.register_fake("cute_aot::add_rmsnorm", lib=OPERATORS)
 def _fake(library: int, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     tell_inductor()
+    given = x, residual, weight
     if not x.dim() or residual.shape != x.shape or weight.shape != x.shape[-1:]:
-        shapes = ", ".join(str(tuple(t.shape)) for t in (x, residual, weight))
+        shapes = ", ".join(str(tuple(t.shape)) for t in given)
         raise ArgumentError(f"add_rmsnorm takes x and residual (..., N) and weight (N); found {shapes}")
+    if len({(t.dtype, t.device) for t in given}) > 1:
+        types = ", ".join(f"{t.dtype} on {t.device}" for t in given)
+        raise ArgumentError(f"x, residual and weight must be of one element type and on one device; found {types}")
     return x.new_empty((2, *x.shape))
 
 

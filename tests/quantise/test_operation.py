@@ -51,6 +51,41 @@ def addresses(driver: RecordingDriver, count: int) -> list[int]:
     return [struct.unpack_from("<Q", p)[0] for p in driver.launches[-1].parameters[:count]]
 
 
+def test_a_second_call_is_launched_without_asking_again(
+    library: Library, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of both operations, with `out` and without."""
+    x, ids = FakeTensor((9, 768)), i32(9, 4)
+    tokens = FakeTensor((9, 256))
+
+    def given() -> list[tuple[Any, list[Any], int]]:
+        y, scale = narrow(9, 768), f32(9, 6)
+        out = narrow(36, 256), i32(8), i32(9, 4), f32(36, 2)
+        return [
+            (lambda: library.call("quantise", x, scaling="block", out=(y, scale)), [x, y, scale], 0),
+            (lambda: library.call("quantise", x, scaling="block"), [x], 2),
+            (
+                lambda: library.call("moe_permute", tokens, ids, experts=8, scaling="block", out=out),
+                [tokens, ids, *out],
+                0,
+            ),
+            (lambda: library.call("moe_permute", tokens, ids, experts=8, scaling="block"), [tokens, ids], 4),
+        ]
+
+    for call, *_ in given():
+        call()
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it was asked")
+
+    for of in (QUANTISE, operation("moe_permute")):
+        monkeypatch.setattr(type(of), "ask", refuse)
+    for call, tensors, made in given():
+        found = call()
+        tensors += [*found] if made else []
+        assert addresses(driver, len(tensors)) == [t.data_ptr() for t in tensors]
+
+
 @pytest.mark.parametrize("s", SIGNATURES, ids=lambda s: s.key())
 def test_signatures_are_read_as_they_are_written(s: Any) -> None:
     assert operation(s.operation).read(s.to_json()) == s

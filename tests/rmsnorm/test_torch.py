@@ -48,6 +48,10 @@ def test_an_operator_with_a_residual_gives_both(lib: Library) -> None:
     x, weight = meta(5, N), meta(N)
     y, total = aot.add_rmsnorm(lib, x, meta(5, N), weight, eps=0.5)
     assert tuple(y.shape) == tuple(total.shape) == (5, N)
+    with pytest.raises(ArgumentError, match=r"add_rmsnorm takes x and residual \(..., N\)"):
+        aot.add_rmsnorm(lib, x, meta(4, N), weight)
+    with pytest.raises(ArgumentError, match="must be of one element type and on one device"):
+        aot.add_rmsnorm(lib, x, meta(5, N, dtype=torch.bfloat16), weight)
 
 
 def test_operands_that_do_not_go_together_are_refused_while_tracing(lib: Library) -> None:

@@ -16,6 +16,7 @@ from runtime.container.archive import Archive
 from runtime.errors import DeviceError
 from runtime.plugin.linears import FP8, INT4, Besides, Decision
 from runtime.plugin.norms import quantises_apart
+from runtime.plugin.served import RequiredError
 
 from .. import vllm_stand_in
 from ..recording_driver import RecordingDriver, kernels_of
@@ -150,6 +151,31 @@ def test_other_norms_are_left(serve: Callable[..., Server], is_tuned: bool, of: 
     x, residual = (t.to(norm.weight.dtype) for t in tensors((5, norm.weight.numel()), (5, norm.weight.numel())))
     assert near(norm(x, residual)[0], expected(norm, x, residual))
     assert server.lib.normed == []
+
+
+def test_norms_of_a_class_that_is_not_as_it_is_known_are_left(serve: Callable[..., Server]) -> None:
+    server = serve()
+    norm = norm_of(server)
+    del type(norm).has_weight
+    server.serve(norm)
+    norm(*tensors((5, HIDDEN), (5, HIDDEN)))
+    assert server.lib.normed == []
+    assert not any("serves nothing, vLLM's kernels do" in line for line in server.lines)
+
+
+def test_a_norm_of_a_slice_is_left_where_nothing_is_added(serve: Callable[..., Server]) -> None:
+    server = serve()
+    norm = norm_of(server)
+    server.serve(norm)
+    (x,) = tensors((5, 2 * HIDDEN))
+    norm(x[:, :HIDDEN])
+    assert server.lib.normed == []
+
+
+def test_norms_alone_are_not_what_is_required(serve: Callable[..., Server]) -> None:
+    server = serve()
+    with pytest.raises(RequiredError, match="'required' is 'archive', so vLLM does not start"):
+        server.serve(norm_of(server), config={"cute_aot": {"archive": "norms.aot", "required": "archive"}})
 
 
 def test_norms_are_vllms_where_several_ranks_sum(serve: Callable[..., Server]) -> None:
