@@ -35,12 +35,23 @@ def library(tuned_archive: Path, torch: Any) -> Iterator[Library]:
 
 @pytest.fixture
 def norms(library: Library) -> list[Any]:
-    """The archive's RMSNorm functions (`aot build --function rmsnorm`)."""
+    """The archive's RMSNorm functions without a residual (`aot build --function rmsnorm`)."""
+    return functions(library, "weight")
+
+
+@pytest.fixture
+def norms_of_sums(library: Library) -> list[Any]:
+    """Those with a residual."""
+    return functions(library, "residual")
+
+
+def functions(library: Library, second: str) -> list[Any]:
+    """Those whose second argument this is, for this GPU."""
     found = [
         f
         for name, f in library.functions.items()
         if "rmsnorm" in name and serves(f.target, Driver().compute_capability)
-        if f.record.arguments[1].name == "weight"  # others have a residual
+        if f.record.arguments[1].name == second
     ]
     if not found:
         pytest.skip("the archive has no RMSNorm; build it with --function rmsnorm")
@@ -61,6 +72,26 @@ def test_rmsnorm_is_right_and_keeps_to_its_rows(norms: list[Any], torch: Any) ->
             assert error.item() < TOLERANCE[norm.record.arguments[0].dtype]
             whole[1:-1, :columns] = 7.0
             assert bool((whole == 7.0).all())
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_rmsnorm_of_a_sum_is_right_of_rows_that_lie_apart(norms_of_sums: list[Any], torch: Any, in_place: bool) -> None:
+    """Also where y takes x's place and the sum the residual's, of rows that registers hold and of longer ones."""
+    for norm in norms_of_sums:
+        dtype = getattr(torch, TORCH_NAMES[norm.record.arguments[0].dtype])
+        for rows, columns in ((1, 8), (17, 4096), (33, 20_000), (1000, 1024)):
+            x, residual, y, total = (
+                torch.randn(rows, columns + pad, device="cuda", dtype=dtype)[:, :columns] for pad in (64, 8, 24, 40)
+            )
+            weight = torch.randn(columns, device="cuda", dtype=dtype)
+            both = (x.float() + residual.float()).to(dtype)
+            reference = torch.nn.functional.rms_norm(both.double(), (columns,), weight.double(), 1e-5)
+            if in_place:
+                y, total = x, residual
+            norm(x, residual, weight, y, total, 1e-5)
+            assert torch.equal(total, both)
+            error = (y.double() - reference).norm() / reference.norm()
+            assert error.item() < TOLERANCE[norm.record.arguments[0].dtype]
 
 
 def test_rmsnorm_can_be_captured(norms: list[Any], torch: Any) -> None:
