@@ -18,7 +18,8 @@ their mean difference of log-probabilities; where these are equal, as cuBLASLt l
 the archives are to agree with stock's for half as long as stock's own. What is compiled, from before an engine starts
 until all was measured, is counted by whose code asked for it (compilations.py). With --reload-minutes the archives are
 rewritten and loaded again under random requests, before answers are compared. With --profile, kernels of so many decode
-steps at each batch are timed by what they are for (kernel_times.py), after decoding, prefills and traffic.
+steps at each batch, and of so many prefills of each length, are timed by what they are for, and the GPU's waits by the
+kernels behind them (kernel_times.py), after decoding, prefills and traffic.
 With --lengths prompts are prefilled
 whose lengths are new to the process, then others of the same lengths: what a new one takes longer is what a new M
 costs.
@@ -43,7 +44,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -160,10 +161,17 @@ def _measured(engine: Any, options: argparse.Namespace, files: reloads.Files | N
         print(f"traffic: {json.dumps(figures['traffic'])}", flush=True)
     if options.profile:
         figures["profile"] = {}
+        steps = PROFILED_AFTER + options.profile
+        runs: dict[str, Callable[[], object]] = {}
         for batch in options.batches:
+            prompts = drawn_prompts(batch, PROMPT_TOKENS, "profiled")
+            runs[str(batch)] = functools.partial(_generate, engine, prompts, max_tokens=PROFILED_AFTER + steps)
+        for tokens in options.prompts:
+            runs[f"prefill of {tokens}"] = functools.partial(_prefills, engine, tokens, steps)
+        for name, run in runs.items():
             with mine.turn():
-                figures["profile"][str(batch)] = step = _profiled(engine, batch, options)
-            print(f"a step at batch {batch}, us: {json.dumps(step and step['us'])}", flush=True)
+                figures["profile"][name] = step = _profiled(engine, run, options)
+            print(f"a step, {name}, us: {json.dumps(step and step['us'] | step['waits'])}", flush=True)
     if files is not None:
         with mine.turn():
             figures["reloads"] = reloads.under_traffic(engine, files, _sampling, options.reload_minutes)
@@ -173,20 +181,23 @@ def _measured(engine: Any, options: argparse.Namespace, files: reloads.Files | N
     return figures
 
 
-def _profiled(engine: Any, batch: int, options: argparse.Namespace) -> dict[str, Any] | None:
-    """Microseconds of a decode step of so many sequences, by what kernels are for, and of those that took most; None
-    where vLLM wrote no trace with kernels."""
+def _profiled(engine: Any, run: Callable[[], object], options: argparse.Namespace) -> dict[str, Any] | None:
+    """Microseconds of a step of what `run` has the engine do, by what kernels are for, of those that took most, and of
+    no kernel, by what was waited for; None where vLLM wrote no trace with kernels."""
     before = set(options.traces.iterdir())
     engine.start_profile()
-    tokens = 2 * PROFILED_AFTER + options.profile
-    _generate(engine, drawn_prompts(batch, PROMPT_TOKENS, "profiled"), max_tokens=tokens)
+    run()
     engine.stop_profile()
     new = sorted(path for path in options.traces.iterdir() if path not in before and ".trace.json" in path.name)
     kernels = kernel_times.read(new[0]) if new else []
     if not kernels:
         return None
     of_steps = kernels, options.profile
-    return {"us": kernel_times.by_purpose(*of_steps), "longest": kernel_times.longest(*of_steps)}
+    return {
+        "us": kernel_times.by_purpose(*of_steps),
+        "longest": kernel_times.longest(*of_steps),
+        "waits": kernel_times.waits(*of_steps),
+    }
 
 
 def _lengths(engine: Any, mine: Turns, count: int) -> dict[str, Any]:
@@ -323,7 +334,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--traffic-seed", default=traffic.USUAL_SEED, metavar="TEXT", help=seed)
     lengths = "how many lengths of prompts are prefilled while new to the process, then again; each must fit in a step"
     parser.add_argument("--lengths", type=int, default=0, metavar="N", help=lengths)
-    profile = "so many decode steps at each batch, to time kernels by what they are for"
+    profile = "so many decode steps at each batch and prefills of each length, to time kernels by what they are for"
     parser.add_argument("--profile", type=int, default=0, metavar="STEPS", help=profile)
     minutes = "of random requests, with reloads of the archives between them"
     parser.add_argument("--reload-minutes", type=float, default=0.0, metavar="M", help=minutes)
@@ -568,6 +579,12 @@ def _decode(engine: Any, batch: int, repeat: int, tokens: int) -> float:
 def _prefill(engine: Any, tokens: int, repeat: int | str) -> float:
     """Seconds from a prompt to its first token."""
     return _generate(engine, drawn_prompts(1, tokens, f"{repeat} prefill"), max_tokens=1)[0]
+
+
+def _prefills(engine: Any, tokens: int, count: int) -> None:
+    """So many prefills, one after another."""
+    for i in range(count):
+        _prefill(engine, tokens, f"{i} profiled")
 
 
 def _answers(engine: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ PURPOSES = (
     ("positions", r"rotary|rope"),
     ("copies", r"^memcpy|^memset"),
 )
-OTHERS = "others"
+OTHERS, WAITING = "others", "no kernel"
 # Inductor's kernels that are no GEMMs, and operators that it only calls, and yet names these by.
 _MADE = "triton_poi_", "triton_red_", "triton_per_"
 _CALLED = r"(quantising_|scaled_)?gemm|(cutlass_)?scaled_mm"
@@ -75,6 +75,17 @@ def longest(kernels: Iterable[Ran], steps: int, count: int = 12) -> dict[str, fl
     for ran in kernels:
         found[ran.name[:60]] += ran.end - ran.begin
     return _of_each_step(found, steps, count)
+
+
+def waits(kernels: Iterable[Ran], steps: int, count: int = 12) -> dict[str, float]:
+    """Microseconds of each of `steps` in which no kernel ran, `WAITING` in all, and those before the kernels that were
+    waited for longest, by the beginning of their names: what the host took before it launched them."""
+    found: defaultdict[str, float] = defaultdict(float)
+    ended = float("inf")
+    for ran in kernels:
+        found[ran.name[:60]] += max(0.0, ran.begin - ended)
+        ended = ran.end if ended == float("inf") else max(ended, ran.end)
+    return {WAITING: round(sum(found.values()) / steps, 2), **_of_each_step(found, steps, count)}
 
 
 def _of_each_step(found: Mapping[str, float], steps: int, count: int | None = None) -> dict[str, float]:

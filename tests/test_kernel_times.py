@@ -76,6 +76,12 @@ def test_a_kernel_counts_for_what_it_adds_to_those_before_it(tmp_path: Path) -> 
     assert kernel_times.longest(kernels, 2, count=2) == {OURS[:60]: 8.0, "nvjet": 6.0}
 
 
+def test_the_gpu_waits_for_a_kernel_that_begins_after_all_others_ended(tmp_path: Path) -> None:
+    trace(tmp_path / "a.json", ("nvjet", 5.0, 10.0), (OURS, 6.0, 1.0), ("silu", 19.0, 3.0), ("nvjet", 40.0, 2.0))
+    found = kernel_times.waits(kernel_times.read(tmp_path / "a.json"), steps=2, count=2)
+    assert found == {kernel_times.WAITING: 11.0, "nvjet": 9.0, "silu": 2.0}, "not before the first, nor beside another"
+
+
 class Profiled(Engine):
     """An engine that writes what its kernels did where it is told to, but `silent` writes nothing."""
 
@@ -97,7 +103,7 @@ class Profiled(Engine):
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_steps_at_each_batch_are_profiled_behind_what_is_measured(
+def test_steps_at_each_batch_and_prefills_are_profiled_behind_what_is_measured(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, silent: bool
 ) -> None:
     made: list[Profiled] = []
@@ -114,10 +120,13 @@ def test_steps_at_each_batch_are_profiled_behind_what_is_measured(
     found = json.loads(out.read_text())["profile"]
     us = {kernel_times.OURS: 4.0, "activations": 0.4}
     longest = {OURS[:60]: 4.0, "silu": 0.4}
-    assert found == dict.fromkeys("13", None if silent else {"us": us, "longest": longest})
+    waits = {kernel_times.WAITING: 1.0, "silu": 1.0, OURS[:60]: 0.0}
+    step = {"us": us, "longest": longest, "waits": waits}
+    assert found == dict.fromkeys(("1", "3", "prefill of 8"), None if silent else step)
     (first,) = made
     begin = first.calls.index("start")
     assert first.calls[begin : begin + 6] == ["start", "1 for 26", "stop", "start", "3 for 26", "stop"]
+    assert first.calls[begin + 6 : begin + 26] == ["start", *["1 for 1"] * 18, "stop"], "as many after the delay"
     assert not first.folder.exists(), "traces are hundreds of megabytes"
 
 
