@@ -144,6 +144,18 @@ def test_ls_and_show_say_where_times_are_from(run: Run, archive: Path, tmp_path:
     assert run("verify", tuned).status == 0
 
 
+def test_a_machine_that_tuned_twice_is_said_once(run: Run, archive: Path, tmp_path: Path) -> None:
+    again = H200 | {"candidates": "c1" * 32}
+    tuning: dict[str, Any] = {"schema": 1, "environments": [H200, again]}
+    tuned = _with_timings(archive, tmp_path / "tuned.aot", TIMINGS, tuning=tuning)
+    listed, shown = run("ls", tuned).out, run("show", tuned, UP).out
+    assert (listed.count("tuned on"), shown.count("tuned on")) == (1, 1)
+    assert json.loads(run("show", tuned, UP, "--json").out)["entries"][0]["tuning"] == [H200, again]
+    page = tmp_path / "page.html"
+    assert run("report", tuned, "-o", page).status == 0
+    assert page.read_text().count("<dd>NVIDIA H200, ") == 2, "in the summary and behind it"
+
+
 @pytest.mark.parametrize(
     ("tools", "said"),
     [

@@ -88,6 +88,11 @@ def environment_words(environment: dict[str, Any]) -> str:
     return ", ".join([f"{done} on {environment['gpu']}", *versions])
 
 
+def machines(environments: Iterable[dict[str, Any]]) -> list[str]:
+    """`environment_words` of each, the same once: what was tuned and then tuned in graphs has one machine twice."""
+    return list(dict.fromkeys(map(environment_words, environments)))
+
+
 def tuning_words(environment: dict[str, Any]) -> str:
     """The same with the archive of candidates that was tuned, by the beginning of its digest."""
     candidates = str(environment.get("candidates") or "")

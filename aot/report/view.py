@@ -30,7 +30,7 @@ def view(data: dict[str, Any]) -> dict[str, Any]:
         "file": PurePath(about["path"]).name,
         "title": ", ".join(m["model"] for m in about["models"] if m["model"]) or PurePath(about["path"]).name,
         "done": "tuned" if about["entries"]["tuned"] or not about["checked_on"] else "checked",
-        "machines": [_machine(machine) for machine in about["tuning"]],
+        "machines": list(dict.fromkeys(map(_machine, about["tuning"]))),
         "built_with": ", ".join(f"{name} {about['tools'][name]}" for name in _BUILDERS if name in about["tools"]),
         "places": places,
         "slowest": _slowest(data["places"]),

@@ -15,9 +15,9 @@ from ..streams import print_json
 from ..tables import (
     built_by,
     cleaned,
-    environment_words,
     faster_with_torch,
     interval,
+    machines,
     names_of_operation,
     ratio,
 )
@@ -132,8 +132,8 @@ def _print_summary(found: dict[str, Any]) -> None:
     totals = found["totals"]
     if totals["functions"]:
         print(built_by(found["tools"]))
-    for environment in found["tuning"]:
-        print_wrapped(environment_words(environment))
+    for machine in machines(found["tuning"]):
+        print_wrapped(machine)
     if totals["measured"]:
         print(f"torch was faster at {faster_with_torch(totals)} M values that were measured")
     print_wrapped(

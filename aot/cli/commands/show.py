@@ -15,12 +15,12 @@ from ..layout import print_fields, print_fitted, print_wrapped
 from ..streams import print_json
 from ..tables import (
     cleaned,
-    environment_words,
     extents,
     faster_with_torch,
     instead_words,
     interval,
     kind,
+    machines,
     names_of_operation,
     percent,
 )
@@ -86,8 +86,8 @@ def print_entry(entry: dict[str, Any], short_names: dict[str, str]) -> None:
     if entry["apart"]:
         ranges = ", ".join(interval(row) for row in entry["apart"])
         print_wrapped(f"faster with the activation in a kernel of its own at M = {ranges}", rest="  ")
-    for environment in entry["tuning"]:
-        print_wrapped(environment_words(environment), rest="  ")
+    for machine in machines(entry["tuning"]):
+        print_wrapped(machine, rest="  ")
     print("\nof the entry itself, which serves nothing:" if entry["instead"] else "")
     for ranges, title in ((entry["ranges"], "function"), (entry["invariant"], f"function, {_EQUAL_BITS}")):
         if ranges:
