@@ -127,8 +127,12 @@ def test_native_code_launches_what_has_a_plan(library: Library, driver: Recordin
     over.pointer = b.data_ptr() + 16
     with pytest.raises(ArgumentError, match="shares memory with another operand"):
         library.call("grouped_gemm", a, b, ends, out=over)
+    ((_, tag, _),) = calls.native.values()
     calls.clear()
-    assert calls._table.call(0, None, a, b, ends, out) is None
+    assert calls._table.call(tag, None, a, b, ends, out) is None
+    library.call("grouped_gemm", a, b, ends, out=out)
+    ((_, again, _),) = calls.native.values()
+    assert again != tag, "which another thread may be about to call by"
 
 
 @pytest.mark.parametrize(

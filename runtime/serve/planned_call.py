@@ -174,7 +174,8 @@ class PlannedCall(NamedTuple):
 
 class PlannedCalls:
     """Those that one generation keeps, by `Call.key`; and by `Call.form` how native code launches those that have plans
-    there: the call of its table, by which tag, and the order in which functions take the tensors."""
+    there: the call of its table, by which tag, and the order in which functions take the tensors. No tag is given
+    twice: another thread may hold one of a call that was forgotten."""
 
     def __init__(self, driver: Driver) -> None:
         self.planned: OrderedDict[tuple[Any, ...], PlannedCall] = OrderedDict()
@@ -182,6 +183,7 @@ class PlannedCalls:
         self._driver = driver
         self._table: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
         self._put = 0  # calls that it was given
+        self._tags = 0  # that were given
 
     def keep(self, call: Call, key: tuple[Any, ...], planned: PlannedCall, counter: Any) -> None:
         """Launch calls like this one by its plan from now on. The caller holds the lock."""
@@ -194,12 +196,13 @@ class PlannedCalls:
         if self._put >= MAX_PLANS:  # where the table would begin anew, and plans that are kept here would not come back
             self.clear()
             remember(self.planned, key, planned)
-        _, tag, order = self.native.get(call.form, (None, len(self.native), planned.order))
+        _, tag, order = self.native.get(call.form, (None, self._tags, planned.order))
         if not self._table or order != planned.order:
             return
         tensors, checks = ordered
         if self._table.put(tag, tensors, planned.plan.direct, checks, self._driver.device, None, None, counter):
             self.native[call.form] = self._table.call, tag, order
+            self._tags = max(self._tags, tag + 1)
             self._put += 1
 
     def clear(self) -> None:
