@@ -19,10 +19,8 @@ the archives are to agree with stock's for half as long as stock's own. What is 
 until all was measured, is counted by whose code asked for it (compilations.py). With --reload-minutes the archives are
 rewritten and loaded again under random requests, before answers are compared. With --profile, kernels of so many decode
 steps at each batch, and of so many prefills of each length, are timed by what they are for, and the GPU's waits by the
-kernels behind them (kernel_times.py), after decoding, prefills and traffic.
-With --lengths prompts are prefilled
-whose lengths are new to the process, then others of the same lengths: what a new one takes longer is what a new M
-costs.
+kernels behind them (kernel_times.py), after decoding, prefills and traffic. With --lengths prompts are prefilled whose
+lengths are new to the process, then others of the same lengths: what a new one takes longer is what a new M costs.
 
 The exit status is 1 where an archive was to serve and no layer is served, or none of a model's experts, where a
 compiler was started for this project's kernels, where answers differ by more than --most-difference, or where not all

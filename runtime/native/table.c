@@ -58,7 +58,8 @@ static void release(Entry *entry) {
 }
 
 /* call(tag, stream, a, b, out, ...): the output, or of an operation its third tensor, if the launch is on its way, else
-   None: then Python's path is to be taken, which finds out why. `stream` is None for the framework's current one, or an integer. */
+   None: then Python's path is to be taken, which finds out why. `stream` is None for the framework's current one, or an
+   integer. */
 static PyObject *table_call(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     Table *self = (Table *)object;
     CallKey seen;

@@ -97,9 +97,7 @@ class Operation(Protocol):
     usual: Mapping[str, Any] = {}  # of fields that manifests may leave out
     predictions: str | None = None  # the table that says what serves signatures that the first has not, if any does
     by_place: Mapping[str, str] = {}  # operands that functions may call what they like, and how messages call them
-    beyond_operator: tuple[
-        str, ...
-    ] = ()  # keywords of `ask` that change what it gives, so that torch's operator has none
+    beyond_operator: tuple[str, ...] = ()  # keywords of `ask` that change what it gives: torch's operator has none
 
     def read(self, obj: Any) -> Any:
         """The signature that `Signature.to_json` wrote.
