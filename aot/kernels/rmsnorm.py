@@ -2,8 +2,9 @@
 both, rounded, is written and takes the place of x.
 
 One block a row, 16-byte loads and stores, sums and products in f32. Any M, any N that is a multiple of 8, any leading
-strides that are. The first 32 elements of each thread stay in registers, so that a row of 32 for each thread or fewer
-is read once; of a longer one the rest is read again, from a cache unless it is longer than that. Any GPU since Ampere.
+strides that are. The first 32 elements of each thread stay in registers, 8 in blocks of more than 512 threads, so that
+a row of so many for each thread or fewer is read once; of a longer one the rest is read again, from a cache unless it
+is longer than that. Any GPU since Ampere.
 
 With `overlap`, from Hopper on, blocks start while the kernel before this one on the stream ends, where that kernel lets
 them, and let the next kernel start at once. Nothing is read or written before the kernel before has ended; the weight
@@ -17,7 +18,6 @@ from cutlass import cute
 from cutlass._mlir.dialects import llvm
 
 _VECTOR = 8  # 16-bit elements in 16 bytes
-_HELD = 4  # vectors of a row that a thread keeps
 _WARP = 32
 
 
@@ -26,6 +26,9 @@ class RmsNorm:
 
     def __init__(self, threads: int, overlap: bool = False) -> None:
         self.threads, self.overlap = threads, overlap
+        # Vectors of a row that a thread keeps, with as many of the residual and the weight: 1,024 threads have 64
+        # registers each, which two of each would overflow.
+        self.held = 4 if threads <= 512 else 1
 
     @cute.jit
     def __call__(
@@ -58,7 +61,7 @@ class RmsNorm:
         weights = cute.zipped_divide(weight, (_VECTOR,))  # (vector, number of vectors)
         if cutlass.const_expr(self.overlap):
             cute.arch.griddepcontrol_launch_dependents()
-            for i in cutlass.range_constexpr(_HELD):
+            for i in cutlass.range_constexpr(self.held):
                 if thread + i * self.threads < vectors:
                     _bring(weights[None, thread + i * self.threads])
             cute.arch.griddepcontrol_wait()
@@ -72,13 +75,13 @@ class RmsNorm:
                 cute.zipped_divide(total[row, None], (_VECTOR,)),
             )
         copy = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), x.element_type, num_bits_per_copy=128)
-        held = cute.make_rmem_tensor((_VECTOR, _HELD), x.element_type)
+        held = cute.make_rmem_tensor((_VECTOR, self.held), x.element_type)
         held.fill(0.0)
-        factors = cute.make_rmem_tensor((_VECTOR, _HELD), weight.element_type)
-        more = cute.make_rmem_tensor((_VECTOR, _HELD), x.element_type)
+        factors = cute.make_rmem_tensor((_VECTOR, self.held), weight.element_type)
+        more = cute.make_rmem_tensor((_VECTOR, self.held), x.element_type)
         more.fill(0.0)
         # All loads are in flight before the first is waited for.
-        for i in cutlass.range_constexpr(_HELD):
+        for i in cutlass.range_constexpr(self.held):
             if thread + i * self.threads < vectors:
                 cute.copy(copy, x_row[None, thread + i * self.threads], held[None, i])
                 if cutlass.const_expr(residual is not None):
@@ -86,7 +89,7 @@ class RmsNorm:
                 cute.copy(copy, weights[None, thread + i * self.threads], factors[None, i])
 
         squares = cutlass.Float32(0.0)
-        for i in cutlass.range_constexpr(_HELD):
+        for i in cutlass.range_constexpr(self.held):
             if cutlass.const_expr(residual is not None):
                 both = held[None, i].load().to(cutlass.Float32) + more[None, i].load().to(cutlass.Float32)
                 held[None, i].store(both.to(x.element_type))
@@ -94,7 +97,7 @@ class RmsNorm:
                     cute.copy(copy, held[None, i], added[1][None, thread + i * self.threads])
             squares += _sum_of_squares(held[None, i])
         other = cute.make_rmem_tensor((_VECTOR,), x.element_type)
-        for i in cutlass.range(thread + _HELD * self.threads, vectors, self.threads):
+        for i in cutlass.range(thread + self.held * self.threads, vectors, self.threads):
             cute.copy(copy, x_row[None, i], other)
             if cutlass.const_expr(residual is not None):
                 cute.copy(copy, added[0][None, i], more[None, 0])
@@ -106,12 +109,12 @@ class RmsNorm:
         squares = self._sum_over_block(squares, thread)
         scale = cute.math.rsqrt(squares / cutlass.Float32(extent) + eps)
 
-        for i in cutlass.range_constexpr(_HELD):
+        for i in cutlass.range_constexpr(self.held):
             _scale(held[None, i], scale, factors[None, i])
             if thread + i * self.threads < vectors:
                 cute.copy(copy, held[None, i], y_row[None, thread + i * self.threads])
         of_rest = x_row if cutlass.const_expr(residual is None) else added[1]
-        for i in cutlass.range(thread + _HELD * self.threads, vectors, self.threads):
+        for i in cutlass.range(thread + self.held * self.threads, vectors, self.threads):
             cute.copy(copy, of_rest[None, i], other)
             cute.copy(copy, weights[None, i], factors[None, 0])
             _scale(other, scale, factors[None, 0])
