@@ -213,7 +213,8 @@ def sample(target: str) -> list[Variant]:
                 for option in _SHARING if plain else _OF_ANY_FORM:
                     others.setdefault((name, family, option, _value(v, option)), v)
         for v in (*provider(name).functions(target), *_asked(name, target)):
-            hosts = [v.options.get(option) for option in ("overlap", "schedule", "swap", "cluster_n", "two_cta")]
+            names = ("overlap", "schedule", "swap", "cluster_n", "two_cta") if v.a != "f16" else ()  # as of bf16
+            hosts = [v.options.get(option) for option in names]
             chosen.setdefault((name, v.family, v.elements, v.epilogue, v.scaling, v.operation, *hosts), v)
     found = list(chosen.values())
     for (name, family, option, value), v in others.items():

@@ -91,8 +91,10 @@ def test_from_config_has_what_quantises_tokens(run: Run, tmp_path: Path) -> None
     assert usual.uses == plain.uses
     assert [use.name for use in more.uses if use not in plain.uses] == [
         *("qkv_quantise", "o_quantise"),
-        *("norm", "first_norm"),
+        *("norm", "first_norm", "norm_block"),
     ]
+    (norm,) = (use for use in more.uses if use.name == "norm_block")
+    assert (norm.signature.key(), norm.tokens) == ("bf16_bf16_e4m3_rmsnorm_n2048_residual_bf16_block", (64,))
     many = manifest.loads(run(*asked[:4], "1024", *asked[5:], "--quantise").out)
     assert {"qkv_quantise", "o_quantise"} <= {use.name for use in many.uses}  # no GEMM is for so many
     of_16_bits = run(*asked[:2], ROOT / "tests/data/configs/llama-3.1-8b.json", *asked[3:], "--quantise")

@@ -154,7 +154,7 @@ def test_entries_that_a_form_extends_count_as_they_were_tuned(quantising: Any, m
 
     monkeypatch.setattr(OnCpu, "entry", extended)
     worker_of(server)
-    assert made(server, fp8_layer("block"), "block").way == ("block", MOST, "weights", True, MOST_BEHIND)
+    assert made(server, fp8_layer("block"), "block").way[:5] == ("block", MOST, "weights", True, MOST_BEHIND)
 
 
 def test_tokens_that_the_archive_cannot_quantise_are_vllms_to_quantise(quantising: Any) -> None:

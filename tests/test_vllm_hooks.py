@@ -28,7 +28,7 @@ def vllm(request: pytest.FixtureRequest) -> Path:
     "hook",
     [
         *(*hooks.HOOKS, *hooks.FILLED, *hooks.FILLED_INT4, *hooks.FILLED_EXPERTS, *hooks.MADE),
-        *(hooks.PERMUTE, hooks.ACTIVATION, hooks.NORM, hooks.MODEL),
+        *(hooks.PERMUTE, hooks.ACTIVATION, hooks.NORM, hooks.PASS, hooks.PASS_KEY, hooks.MODEL),
     ],
     ids=str,
 )

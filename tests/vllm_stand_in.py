@@ -82,7 +82,9 @@ def _engine() -> Contents:
         def __init__(self, additional_config: Any, sizes: tuple[int, ...] = (1, 2, 4), quant: Any = None) -> None:
             self.additional_config, self.quant_config, self.runner = additional_config, quant, "v1"
             self.model_config = types.SimpleNamespace(model="org/some-model")
-            self.compilation_config = types.SimpleNamespace(cudagraph_capture_sizes=list(sizes))
+            self.compilation_config = types.SimpleNamespace(
+                cudagraph_capture_sizes=list(sizes), inductor_compile_config={}
+            )
             self.parallel_config = types.SimpleNamespace(
                 enable_dbo=False,
                 ubatch_size=0,
@@ -97,6 +99,16 @@ def _engine() -> Contents:
         def compute_hash(self) -> str:
             return hashlib.sha256(json.dumps(self.additional_config).encode()).hexdigest()[:10]
 
+    class CallableInductorPass:
+        def __init__(self, callable: Any, uuid: Any = None) -> None:
+            self.callable, self._uuid = callable, uuid
+
+        def __call__(self, graph: Any) -> None:
+            self.callable(graph)
+
+        def uuid(self) -> Any:
+            return self._uuid
+
     runners = _runners()
 
     def _runner(version: str) -> Any:
@@ -104,6 +116,8 @@ def _engine() -> Contents:
 
     return {
         "vllm.config.vllm": {"VllmConfig": VllmConfig},
+        "vllm.platforms": {"current_platform": types.SimpleNamespace(pass_key="post_grad_custom_post_pass")},
+        "vllm.compilation.passes.inductor_pass": {"CallableInductorPass": CallableInductorPass},
         "vllm.v1.worker.worker_base": {"WorkerBase": WorkerBase},
         "vllm.v1.worker.gpu_worker": {"Worker": Worker},
         **runners,

@@ -1,10 +1,14 @@
 """Row-wise RMSNorm: y[m, n] = x[m, n] * weight[n] / sqrt(mean over n of x[m, n]^2 + eps). With a residual the sum of
-both, rounded, is written and takes the place of x.
+both, rounded, is written and takes the place of x. With scales y, rounded as x is, becomes e4m3 with a scale for each
+128 elements of a row, or for each row: bit for bit what `quantise` makes of it.
 
 One block a row, 16-byte loads and stores, sums and products in f32. Any M, any N that is a multiple of 8, any leading
 strides that are. The first 32 elements of each thread stay in registers, 8 in blocks of more than 512 threads, so that
 a row of so many for each thread or fewer is read once; of a longer one the rest is read again, from a cache unless it
 is longer than that. Any GPU since Ampere.
+
+A scale for 128 elements is of 16 neighbouring threads' vectors, and one for a row of all threads', which then read what
+is not in registers a third time.
 
 With `overlap`, from Hopper on, blocks start while the kernel before this one on the stream ends, where that kernel lets
 them, and let the next kernel start at once. Nothing is read or written before the kernel before has ended; the weight
@@ -17,7 +21,10 @@ import cutlass
 from cutlass import cute
 from cutlass._mlir.dialects import llvm
 
+from .amax import inverse_of, over_threads, scale_of
+
 _VECTOR = 8  # 16-bit elements in 16 bytes
+_THREADS_OF_BLOCK = 16  # which have 128 elements
 _WARP = 32
 
 
@@ -37,12 +44,14 @@ class RmsNorm:
         residual: Any,
         weight: cute.Tensor,
         y: cute.Tensor,
+        scale: Any,
         total: Any,
         eps: cutlass.Float32,
         stream: Any,
     ) -> None:
-        """Launch over x (M, N), residual (M, N) or None, weight (N), y (M, N), and, with a residual, the sum (M, N)."""
-        self.kernel(x, residual, weight, y, total, eps).launch(
+        """Launch over x (M, N), residual (M, N) or None, weight (N) and y (M, N); if y is e4m3 its scales, (M, N/128)
+        or (M), else None; with a residual the sum (M, N)."""
+        self.kernel(x, residual, weight, y, scale, total, eps).launch(
             grid=[cute.size(x, mode=[0]), 1, 1],
             block=[self.threads, 1, 1],
             stream=stream,
@@ -51,7 +60,14 @@ class RmsNorm:
 
     @cute.kernel
     def kernel(
-        self, x: cute.Tensor, residual: Any, weight: cute.Tensor, y: cute.Tensor, total: Any, eps: cutlass.Float32
+        self,
+        x: cute.Tensor,
+        residual: Any,
+        weight: cute.Tensor,
+        y: cute.Tensor,
+        scale: Any,
+        total: Any,
+        eps: cutlass.Float32,
     ) -> None:
         """Normalise the row that the block's index names."""
         thread, _, _ = cute.arch.thread_idx()
@@ -78,6 +94,8 @@ class RmsNorm:
         held = cute.make_rmem_tensor((_VECTOR, self.held), x.element_type)
         held.fill(0.0)
         factors = cute.make_rmem_tensor((_VECTOR, self.held), weight.element_type)
+        if cutlass.const_expr(scale is not None):
+            factors.fill(0.0)  # threads behind the end of a row have zeros, not just anything times zero
         more = cute.make_rmem_tensor((_VECTOR, self.held), x.element_type)
         more.fill(0.0)
         # All loads are in flight before the first is waited for.
@@ -107,18 +125,98 @@ class RmsNorm:
             squares += _sum_of_squares(other)
 
         squares = self._sum_over_block(squares, thread)
-        scale = cute.math.rsqrt(squares / cutlass.Float32(extent) + eps)
-
+        over_rms = cute.math.rsqrt(squares / cutlass.Float32(extent) + eps)
         for i in cutlass.range_constexpr(self.held):
-            _scale(held[None, i], scale, factors[None, i])
-            if thread + i * self.threads < vectors:
-                cute.copy(copy, held[None, i], y_row[None, thread + i * self.threads])
+            _scale(held[None, i], over_rms, factors[None, i])
         of_rest = x_row if cutlass.const_expr(residual is None) else added[1]
-        for i in cutlass.range(thread + self.held * self.threads, vectors, self.threads):
-            cute.copy(copy, of_rest[None, i], other)
-            cute.copy(copy, weights[None, i], factors[None, 0])
-            _scale(other, scale, factors[None, 0])
-            cute.copy(copy, other, y_row[None, i])
+        if cutlass.const_expr(scale is None):
+            for i in cutlass.range_constexpr(self.held):
+                if thread + i * self.threads < vectors:
+                    cute.copy(copy, held[None, i], y_row[None, thread + i * self.threads])
+            for i in cutlass.range(thread + self.held * self.threads, vectors, self.threads):
+                self._norm(of_rest, weights, i, over_rms, other)
+                cute.copy(copy, other, y_row[None, i])
+        elif cutlass.const_expr(cute.rank(scale) == 1):
+            self._by_row(held, of_rest, weights, over_rms, y_row, scale, row)
+        else:
+            self._by_blocks(held, of_rest, weights, over_rms, y_row, scale[row, None])
+
+    @cute.jit
+    def _norm(
+        self, x_row: cute.Tensor, weights: cute.Tensor, at: cutlass.Int32, over_rms: cutlass.Float32, to: cute.Tensor
+    ) -> None:
+        """Read vector `at` of a row, or of the sum, again, and normalise it."""
+        copy = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), to.element_type, num_bits_per_copy=128)
+        factors = cute.make_rmem_tensor((_VECTOR,), weights.element_type)
+        cute.copy(copy, x_row[None, at], to)
+        cute.copy(copy, weights[None, at], factors)
+        _scale(to, over_rms, factors)
+
+    @cute.jit
+    def _by_row(
+        self,
+        held: cute.Tensor,
+        of_rest: cute.Tensor,
+        weights: cute.Tensor,
+        over_rms: cutlass.Float32,
+        y_row: cute.Tensor,
+        scale: cute.Tensor,
+        row: cutlass.Int32,
+    ) -> None:
+        """Write a normalised row, of which `held` is in registers, in e4m3 with one scale."""
+        thread, _, _ = cute.arch.thread_idx()
+        vectors, behind = cute.size(y_row, mode=[1]), thread + self.held * self.threads
+        other = cute.make_rmem_tensor((_VECTOR,), held.element_type)
+        amax = cutlass.Float32(0.0)
+        for i in cutlass.range_constexpr(self.held):
+            amax = cute.arch.fmax(amax, _magnitude(held[None, i]))
+        for i in cutlass.range(behind, vectors, self.threads):
+            self._norm(of_rest, weights, i, over_rms, other)
+            amax = cute.arch.fmax(amax, _magnitude(other))
+        amax = self._largest_over_block(amax, thread)
+        for i in cutlass.range_constexpr(self.held):
+            if thread + i * self.threads < vectors:
+                _store_narrow(held[None, i], amax, y_row[None, thread + i * self.threads])
+        for i in cutlass.range(behind, vectors, self.threads):
+            self._norm(of_rest, weights, i, over_rms, other)
+            _store_narrow(other, amax, y_row[None, i])
+        if thread == 0:
+            scale[row] = scale_of(amax)
+
+    @cute.jit
+    def _by_blocks(
+        self,
+        held: cute.Tensor,
+        of_rest: cute.Tensor,
+        weights: cute.Tensor,
+        over_rms: cutlass.Float32,
+        y_row: cute.Tensor,
+        scales: cute.Tensor,
+    ) -> None:
+        """Write a normalised row, of which `held` is in registers, in e4m3 with a scale for each 128 elements."""
+        thread, _, _ = cute.arch.thread_idx()
+        vectors = cute.size(y_row, mode=[1])
+        for i in cutlass.range_constexpr(self.held):
+            _store_block(held[None, i], thread + i * self.threads, y_row, scales)
+        other = cute.make_rmem_tensor((_VECTOR,), held.element_type)
+        for first in cutlass.range(self.held * self.threads, vectors, self.threads):  # all threads, which shuffle
+            other.fill(0.0)
+            if first + thread < vectors:
+                self._norm(of_rest, weights, first + thread, over_rms, other)
+            _store_block(other, first + thread, y_row, scales)
+
+    @cute.jit
+    def _largest_over_block(self, value: cutlass.Float32, thread: cutlass.Int32) -> cutlass.Float32:
+        """The largest `value` of the block's threads, in every thread."""
+        warps = self.threads // _WARP
+        value = over_threads(value, _WARP)
+        largest = cutlass.memory.SmemAllocator().allocate_tensor(cutlass.Float32, cute.make_layout(warps), 16)
+        if thread % _WARP == 0:
+            largest[thread // _WARP] = value
+        cute.arch.sync_threads()
+        for warp in cutlass.range_constexpr(warps):
+            value = cute.arch.fmax(value, largest[warp])
+        return value
 
     @cute.jit
     def _sum_over_block(self, value: cutlass.Float32, thread: cutlass.Int32) -> cutlass.Float32:
@@ -144,6 +242,32 @@ def _scale(vector: cute.Tensor, scale: cutlass.Float32, factors: cute.Tensor) ->
     """Multiply a vector, in place, by a number and by its columns' factors; rounded once."""
     values = vector.load().to(cutlass.Float32) * scale * factors.load().to(cutlass.Float32)
     vector.store(values.to(vector.element_type))
+
+
+def _magnitude(vector: cute.Tensor) -> cutlass.Float32:
+    """The largest of a vector's."""
+    values, found = vector.load().to(cutlass.Float32), cutlass.Float32(0.0)
+    for i in range(_VECTOR):
+        found = cute.arch.fmax(found, cute.math.absf(values[i]))
+    return found
+
+
+@cute.jit
+def _store_narrow(vector: cute.Tensor, amax: cutlass.Float32, y: cute.Tensor) -> None:
+    """Write a vector in e4m3, whose scale is of `amax`."""
+    made = cute.make_rmem_tensor((_VECTOR,), y.element_type)
+    made.store((vector.load().to(cutlass.Float32) * inverse_of(amax)).to(y.element_type))
+    cute.copy(cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), y.element_type, num_bits_per_copy=64), made, y)
+
+
+@cute.jit
+def _store_block(vector: cute.Tensor, at: cutlass.Int32, y_row: cute.Tensor, scales: cute.Tensor) -> None:
+    """Write vector `at` of a row, if there is one, and as the first thread of a block of 128 its scale."""
+    amax = over_threads(_magnitude(vector), _THREADS_OF_BLOCK)
+    if at < cute.size(y_row, mode=[1]):
+        _store_narrow(vector, amax, y_row[None, at])
+        if at % _THREADS_OF_BLOCK == 0:
+            scales[at // _THREADS_OF_BLOCK] = scale_of(amax)
 
 
 def _bring(vector: cute.Tensor) -> None:

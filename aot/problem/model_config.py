@@ -159,7 +159,9 @@ def manifest_from_config(
         _check_served(found, (*gemms, *uses), wanted, targets, on_warning)
     gemms, uses = _with_quantised_tokens(found, wanted, gemms, uses, targets)
     if (wanted.in_graph or wanted.quantise) and wanted.tp == 1 and found.residuals and found.rms_norms:
-        uses = _by_operation([*uses, *of_norms(gemms[0].signature.d, [found.used["hidden_size"]], ms, targets)])
+        of_rows = uses if wanted.quantise else ()
+        norms = of_norms(gemms[0].signature.d, [found.used["hidden_size"]], ms, targets, of_rows)
+        uses = _by_operation([*uses, *norms])
     return Manifest(
         model or model_name(named_after or source, wanted.tp, layers.called, wanted.fuse, wanted.ep),
         _source(found, ranks, layers),

@@ -110,7 +110,7 @@ def manifest_from_workers(
     elif quantise is None:
         named = with_few_in_blocks(named, found)
     if in_graph or quantise:
-        uses += _norms(workers, gemms, of_file.tokens, found)
+        uses += _norms(workers, gemms, of_file.tokens, found, uses)
     return Manifest(
         model or model_name(first.model, first.tensor_parallel, "bf16"),
         f"{first.model} at tp {first.tensor_parallel}, {sum(tokens.values())} steps, recorded by {len(workers)} "
@@ -268,15 +268,19 @@ def _distinct(workers: Iterable[Worker], field: str) -> list[tuple[str, Any]]:
 
 
 def _norms(
-    workers: Sequence[Worker], gemms: Iterable[Gemm], tokens: Sequence[int], targets: Sequence[str]
+    workers: Sequence[Worker],
+    gemms: Iterable[Gemm],
+    tokens: Sequence[int],
+    targets: Sequence[str],
+    quantised: Iterable[Use],
 ) -> list[Use]:
     """The norms between layers, which servers' plugins take where one rank has the whole model: of an extent that GEMMs
-    give and take. Others are within attention."""
+    give and take. Others are within attention. `quantised` is as of `of_norms`."""
     given, taken = {gemm.signature.n for gemm in gemms}, {gemm.signature.k for gemm in gemms}
     found = dict.fromkeys(norm for _, norm in _distinct(workers, "norms") if norm.n in given & taken)
     if workers[0].tensor_parallel > 1 or len({norm.x for norm in found}) > 1:
         return []
-    return of_norms(next((norm.x for norm in found), ""), (norm.n for norm in found), tokens, targets)
+    return of_norms(next((norm.x for norm in found), ""), (norm.n for norm in found), tokens, targets, quantised)
 
 
 def _depth(layers: Iterable[tuple[str, Signature]]) -> int:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from runtime.gemm.signature import MAJORS, Signature
 from runtime.grouped_gemm import EPILOGUES_OF_GROUPS, SCALINGS_OF_GROUPS
 from runtime.numbers.epilogue import EPILOGUES
-from runtime.numbers.quantised import SCALINGS_OF_ROWS
+from runtime.numbers.quantised import NARROW, SCALINGS_OF_ROWS
 from runtime.numbers.scaling import QUANTISING, SCALINGS
 from runtime.numbers.weights import FORMATS
 
@@ -79,11 +79,10 @@ def _rule_of_small_m(v: Variant) -> str | None:
     return None if fits else f"{v.scaling} does not scale A in {v.a} and B in {v.b}"
 
 
-def _rule_of_permute(v: Variant) -> str | None:
-    scaled = v.elements[-1] == "f32"
-    if scaled != (v.scaling != "none"):
+def _rule_of_rows(v: Variant, quantised: bool) -> str | None:
+    if quantised != (v.scaling != "none"):
         return "rows that are quantised have scales, and no others have"
-    if scaled and v.target not in _FROM_HOPPER:
+    if quantised and v.target not in _FROM_HOPPER:
         return f"rows are quantised on {', '.join(_FROM_HOPPER)}"
     return _no_overlap(v)
 
@@ -241,15 +240,20 @@ FAMILIES: dict[str, Family] = {
         estimate_us=lambda v, s, m: estimate_grouped.estimate_us(grouped_gemm.grouped_plan(v), s, m),
     ),
     # One block a row, `threads` threads a block; `overlap` with the kernels before and after, which Ampere cannot. With
-    # and without a residual, and then the sum.
+    # and without a residual, and then the sum; y as x is, or in e4m3 with scales.
     "rmsnorm_row": Family(
         "rmsnorm",
         tuple(TARGETS),
-        (*_SAME_16_BIT, ("bf16",) * 5, ("f16",) * 5),
+        (
+            *_SAME_16_BIT,
+            *((x,) * 5 for x in ("bf16", "f16")),
+            *((x, *added, x, NARROW, "f32", *added) for x in ("bf16", "f16") for added in ((), (x,))),
+        ),
         {"threads": _WHOLE_WARPS, "overlap": (False, True)},
-        _no_overlap,
+        lambda v: _rule_of_rows(v, NARROW in v.elements),
         likely=Likely(options=likely_row_wise.RMSNORM),
         batched=(False,),
+        scalings=("none", *SCALINGS_OF_ROWS),
     ),
     # Rows in e4m3 with scales of their blocks of 128, or of whole rows, perhaps of groups that end somewhere.
     "quantise": Family(
@@ -272,7 +276,7 @@ FAMILIES: dict[str, Family] = {
             *((x, *ids, *w, "e4m3", "i32", "i32", "f32") for x in ("bf16", "f16") for ids in _IDS for w in _WEIGHTS),
         ),
         {"schedule": ("one_launch", "two_launches"), "threads": _WHOLE_WARPS, "overlap": (False, True)},
-        _rule_of_permute,
+        lambda v: _rule_of_rows(v, v.elements[-1] == "f32"),
         likely=Likely(options=likely_row_wise.MOE_PERMUTE),
         batched=(False,),
         scalings=("none", *SCALINGS_OF_ROWS),

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .operation import Building
+from .quantise import ScaledBuilding
 
-RMSNORM = Building("rmsnorm", "norms")
+RMSNORM = ScaledBuilding("rmsnorm", "norms")

@@ -20,9 +20,9 @@ LEAST_TILES_OF_QUANTISING = 96
 LEAST_AMAX = 1e-10  # so that what is all zeros has a scale
 
 
-def scale_axes(scaling: str) -> tuple[str, ...]:
-    """The axes of the scales of A (M, K), as a GEMM with this scaling reads them."""
-    return SCALINGS[scaling].axes("a")
+def scale_axes(scaling: str, along: str = "K") -> tuple[str, ...]:
+    """The axes of the scales of A (M, K), as a GEMM with this scaling reads them; or of rows `along` another axis."""
+    return tuple(axis.replace("K", along) for axis in SCALINGS[scaling].axes("a"))
 
 
 def scale_shape(scaling: str, rows: int, k: int) -> tuple[int, ...]:

@@ -17,7 +17,9 @@ from ..rmsnorm import RMSNORM, Signature
 from ..serve.library import Library
 from ..torch.norms import ADD_RMSNORM
 from ..torch.operations import operators_of
-from .linears import FP8, NORM, Decision, vector_problem
+from .linears import FP8, NORM, Besides, Decision, vector_problem
+from .quantising_norms import is_tuned, signature_of
+from .scaled import Unquantised
 
 _NUMBER, _PLAIN, _OWN = "_cute_aot_number", "_cute_aot_plain_norm", "_cute_aot_forward"
 _FORWARD = "_forward_method"  # what vLLM's custom operators call, chosen when they are made
@@ -39,8 +41,9 @@ def quantises_apart(decisions: Iterable[Decision], left: Iterable[tuple[str, str
     return all(each.besides for each in decisions if each.kind == FP8) and not any(kind == FP8 for kind, _ in left)
 
 
-def decide(lib: Library, module: Any) -> Decision:
-    """What `lib` has for a norm with a residual and, as `biased`, for one without; only what was tuned."""
+def decide(lib: Library, module: Any, ways: Iterable[Unquantised] = ()) -> Decision:
+    """What `lib` has for a norm with a residual and, as `biased`, for one without, and `besides` for one that quantises
+    rows that are to be read in one of `ways`; only what was tuned."""
     weight = module.weight
     if problem := vector_problem(lib, weight):
         return Decision(NORM, reason=problem)
@@ -50,7 +53,14 @@ def decide(lib: Library, module: Any) -> Decision:
         with_residual, without = (s.key() if lib.is_tuned(s) else "" for s in (added, plain))
     except AotError:  # an element type, or no table of this operation
         with_residual = without = ""
-    return Decision(NORM, with_residual, without, reason="" if with_residual else "its norm was not tuned")
+    if not with_residual:
+        return Decision(NORM, biased=without, reason="its norm was not tuned")
+    besides = {
+        Besides(signature_of(dtype, weight.shape[0], way.scaling).key(), way.few + 1, None)
+        for way in ways
+        if is_tuned(lib, dtype, weight.shape[0], way.scaling)
+    }
+    return Decision(NORM, with_residual, without, besides=tuple(sorted(besides)))
 
 
 def key_of(module: Any) -> str:

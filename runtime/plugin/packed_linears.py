@@ -50,7 +50,7 @@ def _computed(
     try:
         found: torch.Tensor = library_of(library).gemm(bare(a), weight.b, scale_b=weight.scale_b, **more, **to)
     except (KernelMiss, ArgumentError) as error:
-        say_once(library_of(library), "an int4 GEMM", b.shape[0], a.shape[-1], error)
+        say_once(library_of(library), f"an int4 GEMM of N {b.shape[0]} and K {a.shape[-1]}", error)
         found = torch.nn.functional.linear(a, widened(weight), bias)
         found = to["out"].copy_(found) if "out" in to else found
     return found

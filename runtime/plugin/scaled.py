@@ -26,7 +26,8 @@ class Unquantised(NamedTuple):
     """How a layer in fp8, whose GEMM of quantised tokens has this `scaling`, is computed of tokens as they are.
 
     Kernels of its GEMM quantise up to `few` tokens as they load them, with the promise `overlap`. More are quantised by
-    the library if it `quantises`, else by the server, and up to `behind` of them the GEMM overlaps with that kernel.
+    the library if it `quantises`, else by the server, and up to `behind` of them the GEMM overlaps with that kernel. Or
+    they are `packed`, as `unpacked` reads them.
     """
 
     scaling: str
@@ -34,6 +35,7 @@ class Unquantised(NamedTuple):
     overlap: str
     quantises: bool
     behind: int
+    packed: bool = False
 
 
 Quantiser = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -93,7 +95,7 @@ def _computed(
     try:
         found: torch.Tensor = library_of(library).gemm(a, b, scale_a=scale_a, scale_b=scale_b, **promised, **to)
     except (KernelMiss, ArgumentError) as error:
-        say_once(library_of(library), "an fp8 GEMM", b.shape[0], b.shape[1], error)
+        say_once(library_of(library), f"an fp8 GEMM {_of(*b.shape)}", error)
         found = _widened(a, scale_a) @ _widened(b, scale_b).T
         found = to["out"].copy_(found) if "out" in to else found.to(to["dtype"])
     return found
@@ -101,7 +103,7 @@ def _computed(
 
 OPERATORS.define(
     "quantising_gemm(int library, Tensor x, Tensor b, Tensor scale_b, ScalarType dtype, str scaling, int few, "
-    "str overlap, bool quantises, int behind) -> Tensor",
+    "str overlap, bool quantises, int behind, bool packed) -> Tensor",
     tags=TAGS,
 )
 
@@ -130,7 +132,8 @@ def direct_quantising(library: int, *_names: str, dtype: torch.dtype, **way: Any
 def _quantising(
     library: int, x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, way: Unquantised, to: dict[str, Any]
 ) -> torch.Tensor:
-    """The product, by one kernel of few tokens, or by one that quantises and one that multiplies."""
+    """The product, by one kernel of few tokens, or by one that multiplies behind one that quantises, unless that was
+    done before."""
     x, lib = bare(x), library_of(library)
     tokens = x.shape[0]
     if tokens <= way.few:
@@ -140,9 +143,19 @@ def _quantising(
             return found
         except (KernelMiss, ArgumentError) as error:
             then = "was computed of quantised tokens"
-            say_once(lib, "an fp8 GEMM of few tokens", b.shape[0], b.shape[1], error, then)
-    a, scale_a = _quantised(lib, x, b.shape[0], way)
+            say_once(lib, f"an fp8 GEMM of few tokens {_of(*b.shape)}", error, then)
+    packed = way.packed and tokens > way.few
+    a, scale_a = unpacked(x, way.scaling) if packed else _quantised(lib, x, b.shape[0], way)
     return _computed(library, a, b, scale_a, scale_b, to, OVERLAPS[-1 if tokens <= way.behind else 0])
+
+
+def unpacked(rows: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of contiguous rows (M, K) of 16 bits, in whose memory M * K elements of e4m3 are followed by their scales: both,
+    as views."""
+    m, k = rows.shape
+    shape = scale_shape(scaling, m, k)
+    scale = rows.view(torch.float32).as_strided(shape, (*shape[1:], 1), rows.storage_offset() // 2 + m * k // 4)
+    return rows.view(torch.float8_e4m3fn).as_strided((m, k), (k, 1)), scale
 
 
 def _quantised(lib: Library, x: torch.Tensor, n: int, way: Unquantised) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,8 +168,14 @@ def _quantised(lib: Library, x: torch.Tensor, n: int, way: Unquantised) -> tuple
             found: tuple[torch.Tensor, torch.Tensor] = lib.call("quantise", x, scaling=way.scaling, out=(made, scale))
             return found
         except (KernelMiss, ArgumentError) as error:
-            say_once(lib, "what quantises for an fp8 GEMM", n, x.shape[1], error, "was left to the server")
-    return _quantisers[way.scaling](x)
+            what = f"what quantises for an fp8 GEMM {_of(n, x.shape[1])}"
+            say_once(lib, what, error, "was left to the server")
+    return by_server(x, way.scaling)
+
+
+def by_server(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """x in e4m3, and its scales, as the server makes them; see `quantise_with`."""
+    return _quantisers[scaling](x)
 
 
 def _in_f32(scales: torch.Tensor) -> torch.Tensor:
@@ -177,15 +196,19 @@ def _widened(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 _BY_TORCH = "was computed by torch, slowly"
 
 
-def say_once(lib: Library, what: str, n: int, k: int, error: Exception, then: str = _BY_TORCH) -> None:
-    """Say what becomes of `what` of N and K, since `lib` refused it with this error."""
+def say_once(lib: Library, what: str, error: Exception, then: str = _BY_TORCH) -> None:
+    """Say what becomes of `what`, since `lib` refused it with this error."""
     reason = getattr(error, "reason", "its operands")
-    _say_once(_logs.get(lib, logging.getLogger("cute_aot")), what, n, k, then, type(error).__name__, reason)
+    _say_once(_logs.get(lib, logging.getLogger("cute_aot")), what, then, type(error).__name__, reason)
 
 
 @functools.lru_cache(1024)
-def _say_once(log: logging.Logger, what: str, n: int, k: int, then: str, error: str, reason: str) -> None:
-    log.warning("%s of N %d and K %d %s: %s, %s", what, n, k, then, error, reason)
+def _say_once(log: logging.Logger, what: str, then: str, error: str, reason: str) -> None:
+    log.warning("%s %s: %s, %s", what, then, error, reason)
+
+
+def _of(n: int, k: int) -> str:
+    return f"of N {n} and K {k}"
 
 
 for _key in ("CUDA", "CPU"):

@@ -54,6 +54,7 @@ class Served:
         self._quantised_left: Counter[tuple[str, str]] = Counter()
         self._fused: list[Any] = []  # the MLPs whose activations GEMMs compute
         self._norms: list[Any] = []  # the norms that are the archive's
+        self._ways: set[Any] = set()  # how tokens of fp8 layers are computed that nobody has quantised
         self._decisions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by layer, or fp8 GEMM
 
     def _forget(self) -> None:
@@ -63,6 +64,7 @@ class Served:
         self._quantised_left.clear()
         self._fused.clear()
         self._norms.clear()
+        self._ways.clear()
         self._decisions.clear()
 
     def _open(self, settings: Settings, workspaces: str) -> Library:
@@ -115,6 +117,8 @@ class Served:
         except AotError as error:
             self._log.warning("%s has %s quantise tokens: %s", own_name(self.lib), self._server, words(error))
             return None, ()
+        if way is not None:
+            self._ways.add(way)
         return way, besides
 
     def decide(self, method: Any, layer: Any) -> None:
@@ -215,7 +219,7 @@ class Served:
         of_archive = norms.quantises_apart(self._decisions.values(), self._quantised_left)
         for module in norms.norms(model, rms_norm):
             norms.restore(module)
-            decision = norms.decide(self.lib, module)
+            decision = norms.decide(self.lib, module, self._ways)
             if of_archive and decision.plain:
                 norms.take(module, decision, self._number())
                 self._decisions[module] = decision

@@ -168,6 +168,9 @@ MADE = MAKE_KERNEL, DESCRIBE
 ACTIVATION = Hook(f"{_LAYERS}.activation", "SiluAndMul", "forward_native", ("x",))
 # Of the norms that an archive may compute; and of what such a module calls.
 NORM = Hook(f"{_LAYERS}.layernorm", "RMSNorm", "forward_native", ("self", "x", "residual"))
+# What makes a pass over compiled graphs of a function and an identity for caches, and where a config has such a pass.
+PASS = Hook("vllm.compilation.passes.inductor_pass", "CallableInductorPass", "__init__", ("self", "callable", "uuid"))
+PASS_KEY = Hook("vllm.platforms.interface", "Platform", "pass_key", ("self",))
 # Of the model that was loaded.
 MODEL = Hook("vllm.v1.worker.gpu_worker", "Worker", "get_model", ("self",))
 
@@ -191,7 +194,10 @@ READ = {
         "ParallelConfig.data_parallel_index",
     ),
     "vllm.v1.worker.gpu.cudagraph_utils": ("BatchExecutionDescriptor.num_tokens",),
-    "vllm.config.compilation": ("CompilationConfig.cudagraph_capture_sizes",),
+    "vllm.config.compilation": (
+        "CompilationConfig.cudagraph_capture_sizes",
+        "CompilationConfig.inductor_compile_config",
+    ),
     "vllm.config.offload": (
         "OffloadConfig.uva",
         "OffloadConfig.prefetch",

@@ -93,6 +93,8 @@ class Plugin(Served):
                 if quantised:
                     hooks.put_first(hooks.FP8_LISTS, hooks.FILLED, self._fp8_classes)
                     hooks.put_first(hooks.INT4_LISTS, hooks.FILLED_INT4, self._int4_class)
+                    if self._takes_norms:
+                        _put_pass(vllm_config.compilation_config)
                 self.lib, self._digest = lib, lib.digest
         except Exception as error:  # the server goes on with vLLM's kernels, whatever it is
             self.refuse(error)
@@ -370,6 +372,19 @@ def _workspaces(parallel_config: Any) -> str:
     """`capture_workspaces` of `runtime.load`: vLLM replays one graph after the other, unless it splits batches and has
     two streams compute their halves."""
     return "own" if parallel_config.enable_dbo or parallel_config.ubatch_size > 1 else "shared"
+
+
+def _put_pass(config: Any) -> None:
+    """Let norms quantise what fp8 GEMMs read in the graphs that vLLM compiles with this config, unless its place for a
+    pass of the user's is taken, or not as it is known."""
+    from ..plugin.quantising_norms import fuse
+
+    try:
+        ((made_of, _),) = hooks.look_up([hooks.PASS])
+        key = importlib.import_module("vllm.platforms").current_platform.pass_key
+        config.inductor_compile_config.setdefault(key, made_of(fuse, f"cute_aot {_sources()}"))
+    except (ArgumentError, AttributeError, ImportError) as error:
+        _log.info("norms do not quantise: %s", words(error))
 
 
 def _check_engine(vllm_config: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aot.providers.builders import moe, quantise
+from aot.providers.builders import moe, quantise, rmsnorm
 from aot.search.legal import unsuited
 from aot.search.operation import building
 from aot.search.provider import provider
@@ -38,7 +38,12 @@ SIGNATURES = [
 def tensors_of(signature: Any) -> Any:
     """The symbols and arguments of this project's kernel for a signature."""
     (variant, *_) = building(signature.operation).variants("sm_90a", signature)
-    builders = {"moe_permute": moe.moe_permute, "moe_combine": moe.moe_combine, "quantise": quantise.quantise}
+    builders = {
+        "moe_permute": moe.moe_permute,
+        "moe_combine": moe.moe_combine,
+        "quantise": quantise.quantise,
+        "rmsnorm": rmsnorm.rmsnorm,
+    }
     pytest.importorskip("cutlass", reason="the DSL is not installed")
     built = builders[signature.operation](variant)
     return built.symbols, built.tree[:-1]

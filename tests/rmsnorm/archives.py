@@ -19,6 +19,7 @@ from ..recording_driver import RecordingDriver, cubin, entry, tensors_record, wr
 RECORDS = Path(__file__).parents[1] / "data" / "records.json"
 OF = Signature("bf16", "bf16", "bf16", 4096)
 ADDED = replace(OF, residual="bf16")
+SCALED = replace(ADDED, y="e4m3", scaling="block")
 
 
 def record(name: str) -> dict[str, Any]:

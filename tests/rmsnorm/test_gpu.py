@@ -18,6 +18,7 @@ from aot.tune.run import tune_archive
 from runtime import Library
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
+from runtime.numbers.quantised import SCALINGS_OF_ROWS
 from runtime.program.record import Record
 from runtime.rmsnorm import Signature
 from runtime.tables.dispatch import serves
@@ -34,23 +35,30 @@ pytestmark = pytest.mark.gpu
 EXTENTS = 8, 128, 4096, 5376, 16_384
 M_VALUES = 1, 3, 17, 333, 2048
 TOKENS = 1, 64, 512
+ROUNDED = "torch.compile'd rms_norm, amax, quotient and rounding"  # the end of a baseline's name
 
 
 @pytest.fixture(scope="module")
 def norms(tuned_archive: Path) -> dict[Signature, list[str]]:
-    """The functions of this GPU that compute RMSNorm, by signatures of N = 4096, with a residual and without."""
+    """The functions of this GPU that compute RMSNorm, by signatures of N = 4096, with a residual and without, and with
+    scales and without."""
     found: dict[Signature, list[str]] = {}
     with Archive.open(tuned_archive) as archive:
         for name in archive.functions:
             if serves(archive.functions[name].target, Driver().compute_capability):
                 record = Record.from_json(archive.record(name))
                 for dtype in ("bf16", "f16"):
-                    for s in (Signature(dtype, dtype, dtype, 4096, of) for of in ("none", dtype)):
+                    for s in signatures(dtype):
                         if refusal(record, s) is None:
                             found.setdefault(s, []).append(name)
     if not found:
         pytest.skip("the archive has no RMSNorm for this GPU; build it with --function rmsnorm")
     return found
+
+
+def signatures(dtype: str) -> list[Signature]:
+    found = [Signature(dtype, dtype, dtype, 4096, of) for of in ("none", dtype)]
+    return found + [replace(of, y="e4m3", scaling=word) for of in found for word in SCALINGS_OF_ROWS]
 
 
 def launcher(library: Library, name: str) -> Callable[[Any], None]:
@@ -76,7 +84,7 @@ def waiting(archive: Path, norms: dict[Signature, list[str]], path: Path) -> Pat
 
 def test_rmsnorm_is_right_by_the_check_of_tuning(norms: dict[Signature, list[str]], library: Library) -> None:
     for of, names in norms.items():
-        for n in EXTENTS:
+        for n in EXTENTS if of.scaling == "none" else EXTENTS[1:]:
             s = replace(of, n=n)
             for m in M_VALUES:
                 weights = tuning(s).measures().weights(s, m, 0, m + n)
@@ -85,7 +93,7 @@ def test_rmsnorm_is_right_by_the_check_of_tuning(norms: dict[Signature, list[str
 
 
 def test_check_notices_what_a_launch_leaves_out(norms: dict[Signature, list[str]], library: Library) -> None:
-    s, (name, *_) = next(of for of in norms.items() if of[0].residual == "none")
+    s, (name, *_) = next(of for of in norms.items() if of[0].residual == of[0].scaling == "none")
     function = library.functions[name]
     launches: dict[str, measure.Launch] = {
         "nothing": lambda o: None,
@@ -107,12 +115,13 @@ def test_rmsnorm_is_tuned_beside_torch(tuned_archive: Path, norms: dict[Signatur
     for entry in found:
         assert entry.state == "tuned"
         assert {timing["m"] for timing in entry.timings} >= {TOKENS[0], TOKENS[-1]}
+        scaled = entry.signature.scaling != "none"
         for timing in entry.timings:
-            assert timing["baseline"].endswith("torch.nn.functional.rms_norm")
+            assert timing["baseline"].endswith(("torch.nn.functional.rms_norm", ROUNDED)[scaled])
             assert 0 < timing["us"] < 1e4
             assert 0 < timing["baseline_us"] < 1e4
     with runtime.load(tmp_path / "tuned.aot", require="tuned") as tuned:
-        s = next(entry.signature for entry in found if entry.signature.residual == "none")
+        s = next(e.signature for e in found if e.signature.residual == e.signature.scaling == "none")
         operands = tuning(s).measures().weights(s, 33, 0, 0).operands(33)[0]
         x, weight, y, eps = operands.arguments()
         tuned.call("rmsnorm", x, weight, out=y, eps=eps)
@@ -128,7 +137,7 @@ def test_operator_gives_the_very_bits_of_the_library(
 
     torch._dynamo.reset()
     with runtime.load(waiting(tuned_archive, norms, tmp_path / "ranked.aot")) as lib:
-        for s in (of for of in norms if of.residual == "none"):
+        for s in (of for of in norms if of.residual == of.scaling == "none"):
             step = torch.compile(lambda x, w, lib=lib: binding.call(lib, "rmsnorm", x, w), fullgraph=True, dynamic=True)
             for m in (3, 17, 333):
                 x, weight, y, _ = tuning(s).measures().weights(s, m, 0, m).operands(m)[0].arguments()
@@ -152,7 +161,7 @@ def test_operator_with_a_residual_gives_the_very_bits_of_the_library(
     torch._dynamo.reset()
     with runtime.load(waiting(tuned_archive, norms, tmp_path / "ranked.aot")) as lib:
         step = torch.compile(lambda x, r, w: binding.add_rmsnorm(lib, x, r, w), fullgraph=True, dynamic=True)
-        for s in (of for of in norms if of.residual != "none"):
+        for s in (of for of in norms if of.residual != "none" == of.scaling):
             for m in (3, 17, 333):
                 x, residual, weight, *_ = tuning(s).measures().weights(s, m, 0, m).operands(m)[0].arguments()
                 y, total = step(x, residual, weight)
@@ -161,3 +170,30 @@ def test_operator_with_a_residual_gives_the_very_bits_of_the_library(
                 assert torch.equal(found, y)
                 assert torch.equal(residual, total)
         torch.cuda.synchronize()
+
+
+def test_what_a_norm_quantises_is_what_quantising_makes_of_it(
+    norms: dict[Signature, list[str]], library: Library
+) -> None:
+    """Bit for bit, of functions with as many threads, which add squares up in the same order."""
+    stream = torch.cuda.current_stream()
+    for s, names in norms.items():
+        plain = replace(s, y=s.x, scaling="none")
+        for name in names if s.scaling != "none" else ():
+            alike = [of for of in norms[plain] if of.split(".")[-2:] == name.split(".")[-2:]]
+            for m in (3, 333):
+                o: Any = tuning(s).measures().weights(s, m, 0, m).operands(m)[0]
+                wide: Any = tuning(plain).measures().weights(plain, m, 0, m).operands(m)[0]
+                library.functions[name](*o.arguments(), stream=stream)
+                library.functions[alike[0]](*replace_inputs(wide, o).arguments(), stream=stream)
+                blocks = wide.y.float().view(m, -1, 128 if s.scaling == "block" else s.n)
+                amax = blocks.abs().amax(-1, keepdim=True).clamp_min(1e-10)
+                wanted = (blocks * (448.0 / amax)).view(m, s.n).to(torch.float8_e4m3fn)
+                assert torch.equal(o.y.float(), wanted.float()), (name, m)
+                torch.testing.assert_close(o.scale.flatten(), (amax / 448.0).flatten(), rtol=1e-6, atol=0)
+    torch.cuda.synchronize()
+
+
+def replace_inputs(of: Any, given: Any) -> Any:
+    """Operands with the inputs of others."""
+    return replace(of, x=given.x, residual=given.residual, weight=given.weight, eps=given.eps)

@@ -20,6 +20,10 @@ from runtime.rmsnorm import RMSNORM, USUAL_EPS, Signature  # noqa: E402
 OF = Signature("bf16", "bf16", "bf16", 256)
 ADDED = Signature("bf16", "bf16", "bf16", 256, "bf16")
 SAMPLES = [OF, ADDED, Signature("f16", "f16", "f16", 64), Signature("bf16", "f32", "f16", 128)]
+SCALED = [
+    Signature("bf16", "bf16", "e4m3", 400, "bf16", "block"),
+    Signature("f16", "f16", "e4m3", 256, scaling="row_column"),
+]
 MEASURES = RmsNormMeasures()
 
 
@@ -46,7 +50,7 @@ def writes(s: Signature, **change: Any) -> Callable[[OperandSet], None]:
     return launch
 
 
-@pytest.mark.parametrize("s", SAMPLES, ids=by_name)
+@pytest.mark.parametrize("s", [*SAMPLES, *SCALED], ids=by_name)
 def test_operands_are_those_of_the_signature(s: Signature) -> None:
     o = made(s)
     *views, eps = RMSNORM.arguments(s, 17, 0)
@@ -76,6 +80,38 @@ def test_reference_is_what_the_operation_says(s: Signature) -> None:
         mean = math.fsum(value * value for value in x) / s.n
         value = x[column] * float(o.weight[column]) / math.sqrt(mean + o.eps)
         assert float(found[row, column]) == pytest.approx(value, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("s", SCALED, ids=by_name)
+def test_reference_with_scales_is_what_quantising_makes_of_the_norm(s: Signature) -> None:
+    o = made(s)
+    found = MEASURES.reference(s, o)
+    norm = MEASURES.reference(dataclasses.replace(s, y=s.x, scaling="none"), o)["y"].to(o.x.dtype).double()
+    scale = found["scale"].double().reshape(17, -1).repeat_interleave(128 if s.scaling == "block" else s.n, 1)
+    torch.testing.assert_close(found["y"].double() * scale[:, : s.n], norm, rtol=1e-5, atol=1e-12)
+    assert float(found["y"].abs().amax()) == pytest.approx(448.0)
+
+
+@pytest.mark.parametrize("s", SCALED, ids=by_name)
+def test_check_notices_other_scales_numbers_and_sums(s: Signature) -> None:
+    def other(name: str, factor: float) -> Callable[[OperandSet], None]:
+        def launch(o: OperandSet) -> None:
+            writes(s)(o)
+            part = o.outputs()[name].view(-1)[:1]
+            part.copy_(part.float() * factor)
+
+        return launch
+
+    launches: dict[str, measure.Launch] = {
+        "right": writes(s),
+        "nothing": lambda o: None,
+        "scale": other("scale", 1.5),
+        "number": other("y", -1.0),
+        "no weight": writes(s, weight=torch.ones_like),
+    }
+    found = measure.check(s, 17, Weights(s, 17, 0, 1, device="cpu"), launches)
+    assert isinstance(found.pop("right"), float), found
+    assert all(isinstance(why, str) for why in found.values()), found
 
 
 @pytest.mark.parametrize("s", SAMPLES, ids=by_name)
@@ -127,6 +163,17 @@ def test_baseline_computes_the_signature_at_other_m_too(s: Signature) -> None:
         assert float((found.double() - wanted).norm() / wanted.norm()) < 2 * max(map(measure.tolerance, (s.x, s.y)))
 
 
+@pytest.mark.parametrize("s", SCALED, ids=by_name)
+def test_baseline_with_scales_is_one_compiled_function(s: Signature) -> None:
+    name, launch = MEASURES.baseline(s, made(s, 8))
+    assert name == "torch.compile'd rms_norm, amax, quotient and rounding"
+    o = made(s, 33)
+    wanted, found = MEASURES.reference(s, o), dict(zip(o.written, launch(o), strict=True))
+    for output, value in found.items():
+        error = (value.double() - wanted[output].double()).norm() / wanted[output].double().norm()
+        assert float(error) < MEASURES.max_error(s, output), output
+
+
 def test_baseline_names_what_torch_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise RuntimeError("not on this GPU\nand more")
@@ -152,6 +199,8 @@ def test_the_least_time_is_that_of_its_bytes() -> None:
     work = tuning(OF).work(OF, 1000)
     assert work.bytes == 2 * (2 * 1000 * 256 + 256)
     assert tuning(ADDED).work(ADDED, 1000).bytes == 2 * (4 * 1000 * 256 + 256)
+    by_blocks = tuning(SCALED[0]).work(SCALED[0], 1000)
+    assert by_blocks.bytes == 2 * (3 * 1000 * 400 + 400) + 1000 * 400 + 4 * 1000 * 4
     large = dataclasses.replace(OF, n=8192)
     assert measure.expected_us(large, 8192) == pytest.approx(2 * measure.expected_us(large, 4096), rel=1e-3)
     assert not any(measure.power_bound(large, m) for m in (1, 64, 8192))

@@ -21,8 +21,9 @@ from runtime.rmsnorm import RMSNORM, Signature
 from runtime.tables.dispatch import Dispatch
 
 from ..legal_samples import legal_values
-from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry
-from .archives import ADDED, OF, write, write_added
+from ..moe.test_operation import tensors_of
+from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, tensors_record, write_archive
+from .archives import ADDED, OF, SCALED, write, write_added
 
 
 @pytest.fixture
@@ -129,22 +130,74 @@ def test_call_refuses_residuals_and_sums_that_do_not_fit(library: Library, chang
         library.call("rmsnorm", x, weight, **given)
 
 
+def test_call_with_a_scaling_gives_narrow_rows_and_their_scales(tmp_path: Path, torch: FakeTorch) -> None:
+    """With a residual and without, with `out` and without, and again by the plan of the first call."""
+    scaled = [replace(of, y="e4m3", scaling=word) for of in (OF, ADDED) for word in ("block", "row_column")]
+    records = [tensors_record(f"f{i}", *tensors_of(s)) for i, s in enumerate(scaled)]
+    rows = [entry(s.to_json(), [(None, f"f{i}")]) for i, s in enumerate(scaled)]
+    driver = RecordingDriver(kernels=write_archive(tmp_path / "scaled.aot", records, rows, "rmsnorm"))
+    library = Library(Archive.open(tmp_path / "scaled.aot"), driver)
+    x, weight, _ = tensors(4)
+    for i, s in enumerate(scaled):
+        shape = (4, 32) if s.scaling == "block" else (4,)
+        residual = None if s.residual == "none" else FakeTensor((4, 4096))
+        found = library.call("rmsnorm", x, weight, residual=residual, scaling=s.scaling)
+        sums = [] if residual is None else [(4, 4096)]
+        assert [t.shape for t in found] == [(4, 4096), shape, *sums]
+        assert [str(t.dtype) for t in found[:2]] == ["torch.float8_e4m3fn", "torch.float32"]
+        for _ in range(2):
+            out = (FakeTensor((4, 4096), "float8_e4m3fn"), FakeTensor(shape, "float32"), *map(FakeTensor, sums))
+            assert library.call("rmsnorm", x, weight, residual=residual, scaling=s.scaling, out=out) is out
+            given = [t for t in (x, residual, weight, *out) if t is not None]
+            launch = driver.launches[-1]
+            assert launch.symbol == f"kernel_f{i}"
+            assert [struct.unpack_from("<Q", p)[0] for p in launch.parameters[: len(given)]] == [
+                t.data_ptr() for t in given
+            ]
+    library.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"scaling": "tensor"}, "rmsnorm has scaling none, block, row_column; found 'tensor'"),
+        ({"out": FakeTensor((4, 4096), "float8_e4m3fn")}, r"out of rmsnorm with a scaling must be \(y, scale\)"),
+        ({"scale": FakeTensor((4, 31), "float32")}, r"scale must be f32 \(4, 32\); found f32 \(4, 31\)"),
+        ({"scale": FakeTensor((4, 32))}, r"scale must be f32 \(4, 32\); found bf16 \(4, 32\)"),
+        (
+            {"y": FakeTensor((4, 4096), "float16")},
+            "out of rmsnorm is in e4m3 with a scaling, and never else; found f16",
+        ),
+        ({"scaling": "none", "out": FakeTensor((4, 4096), "float8_e4m3fn")}, "and never else; found e4m3"),
+    ],
+)
+def test_call_refuses_scales_that_do_not_fit(library: Library, change: dict[str, Any], match: str) -> None:
+    x, weight, _ = tensors(4)
+    given = {"y": FakeTensor((4, 4096), "float8_e4m3fn"), "scale": FakeTensor((4, 32), "float32")} | change
+    out = change.get("out", (given["y"], given["scale"]))
+    with pytest.raises(ArgumentError, match=match):
+        library.call("rmsnorm", x, weight, scaling=change.get("scaling", "block"), out=out)
+
+
 def test_key_of_a_signature_is_read_back_and_no_other_word() -> None:
-    for of in (OF, ADDED):
+    for of in (OF, ADDED, SCALED):
         assert RMSNORM.of_key(of.key()) == of
         assert RMSNORM.read(of.to_json()) == of
     assert ADDED.key() == "bf16_bf16_bf16_rmsnorm_n4096_residual_bf16"
-    assert "residual" not in OF.to_json(), "which earlier archives do not have"
+    assert SCALED.key() == "bf16_bf16_e4m3_rmsnorm_n4096_residual_bf16_block"
+    assert not {"residual", "scaling"} & set(OF.to_json()), "which earlier archives do not have"
     for word in (
         "bf16_bf16_bf16_rmsnorm_n0",
         "bf16_bf16_bf17_rmsnorm_n8",
         "bf16_bf16_bf16_rmsnorm_n08",
         f"{OF.key()}_residual_e4m3",
+        f"{OF.key()}_block",
+        "bf16_bf16_e4m3_rmsnorm_n4096",
     ):
         assert RMSNORM.of_key(word) is None
 
 
-@pytest.mark.parametrize("change", [{"n": 0}, {"x": "bf17"}, {"more": 1}, {"residual": "e4m3"}])
+@pytest.mark.parametrize("change", [{"n": 0}, {"x": "bf17"}, {"more": 1}, {"residual": "e4m3"}, {"scaling": "block"}])
 def test_malformed_signatures_are_refused_where_the_table_is_read(change: dict[str, Any]) -> None:
     row = entry(OF.to_json(), [(None, "f")])
     row["signature"] = row["signature"] | change
@@ -166,7 +219,7 @@ def test_kernels_suit_signatures_of_their_operation_and_element_types() -> None:
     gemm = GemmSignature("bf16", "bf16", "bf16", "f32", "none", 4096, 4096)
     of_norms = [v for v in provider("own").functions("sm_90a") if v.operation == "rmsnorm"]
     suited = {v.d for v in of_norms if unsuited(v, OF) is None}
-    assert (suited, {v.d for v in of_norms}) == ({"bf16"}, {"bf16", "f16"})
+    assert (suited, {v.d for v in of_norms if v.scaling == "none"}) == ({"bf16"}, {"bf16", "f16"})
     assert {unsuited(v, gemm) for v in of_norms} == {"rmsnorm_row computes rmsnorm, not gemm"}
     of_gemms = provider("own").variants("sm_90a", gemm)
     assert all(str(unsuited(v, OF)).endswith(" computes gemm, not rmsnorm") for v in of_gemms)
@@ -177,6 +230,7 @@ def test_every_target_has_kernels_of_one_element_type_each() -> None:
     mixed = Signature("bf16", "f16", "bf16", 64)
     assert variants("sm_90a", mixed) == []
     assert why_none("sm_90a", mixed).startswith("none for sm_90a has the element types bf16, f16")
+    assert set(computing(SCALED)) == {t for t, of in TARGETS.items() if of.compute_capability >= (9, 0)}
 
 
 def test_a_row_may_have_any_whole_warps_of_threads() -> None:

@@ -38,9 +38,10 @@ def quantise(variant: Variant) -> Buildable:
     return Buildable(made, stand_ins_by_name(tree, symbols, _ARGUMENTS), tree, symbols)
 
 
-def scale_argument(scaling: str, rows: str, symbols: dict[str, Symbol]) -> TensorArgument:
-    """The scales of `rows`, a symbol, as an argument; those of its symbols that `symbols` lacks are added there."""
-    _, *blocks = (symbol_of(axis) for axis in scale_axes(scaling))
+def scale_argument(scaling: str, rows: str, symbols: dict[str, Symbol], along: str = "K") -> TensorArgument:
+    """The scales of `rows`, a symbol, `along` an axis, as an argument; those of its symbols that `symbols` lacks are
+    added there."""
+    _, *blocks = (symbol_of(axis) for axis in scale_axes(scaling, along))
     strides = ("lds", 1)[-1 - len(blocks) :]
     symbols |= {str(block): Symbol(32, 1) for block in blocks} | ({"lds": Symbol(64, 1)} if blocks else {})
     return TensorArgument("scale", "f32", (rows, *blocks), strides, DTYPES["f32"].bytes)

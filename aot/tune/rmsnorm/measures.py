@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
+from runtime.numbers.quantised import scale_shape
 from runtime.rmsnorm import Signature
 
 from ..elements import TORCH_DTYPES, poisoned
 from ..measure import Launch, tolerance
 from ..operand_sets import FieldOperands, RandomOperands, baseline_of
 from ..operation import Measures
+from ..quantise.measures import error_behind, quantised
 
 # Another than the usual one, which a function might have for its own; and rows' magnitudes are drawn from where eps
 # decides a result (10^-3) to where it does not matter.
@@ -27,19 +29,20 @@ _FLOAT64_ELEMENTS = 10 << 20  # up to so many a reference is computed in float64
 
 @dataclass(frozen=True)
 class OperandSet(FieldOperands):
-    """One x, weight and y of an RMSNorm, perhaps a residual and a sum, and its eps."""
+    """One x, weight and y of an RMSNorm, perhaps scales, perhaps a residual and a sum, and its eps."""
 
     x: torch.Tensor
     residual: torch.Tensor | None
     weight: torch.Tensor
     y: torch.Tensor
+    scale: torch.Tensor | None
     sum: torch.Tensor | None
     eps: float
 
     @property
     def written(self) -> tuple[str, ...]:  # type: ignore[override]
         """The fields that a function writes."""
-        return ("y",) if self.sum is None else ("y", "sum")
+        return tuple(name for name in ("y", "scale", "sum") if getattr(self, name) is not None)
 
 
 class Weights(RandomOperands[Signature]):
@@ -56,11 +59,13 @@ class Weights(RandomOperands[Signature]):
 
         def made(weight: torch.Tensor) -> OperandSet:
             x, residual = (t.to(TORCH_DTYPES[s.x]) for t in self._rows(m))
-            y = poisoned((m, s.n), s.y, self.device)
+            y, scale, total = poisoned((m, s.n), s.y, self.device), None, None
+            if s.scaling != "none":
+                scale = poisoned(scale_shape(s.scaling, m, s.n), "f32", self.device)
             if s.residual == "none":
-                return OperandSet(x, None, weight, y, None, _EPS)
+                return OperandSet(x, None, weight, y, scale, total, _EPS)
             total = poisoned((m, s.n), s.residual, self.device)
-            return OperandSet(x, residual.to(TORCH_DTYPES[s.residual]), weight, y, total, _EPS)
+            return OperandSet(x, residual.to(TORCH_DTYPES[s.residual]), weight, y, scale, total, _EPS)
 
         return [made(weight) for weight in self.weights]
 
@@ -90,17 +95,27 @@ class RmsNormMeasures(Measures):
         x, weight, more = operands.x.to(wide), operands.weight.to(wide), dict[str, torch.Tensor]()
         if operands.residual is not None:
             more["sum"] = x = x + operands.residual.to(wide)
-        return {"y": x * torch.rsqrt(x.square().mean(-1, keepdim=True) + operands.eps) * weight, **more}
+        y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + operands.eps) * weight
+        if signature.scaling != "none":
+            y, more["scale"] = quantised(y.to(operands.x.dtype), signature.y, signature.scaling)
+        return {"y": y, **more}
 
     def max_error(self, signature: Signature, output: str) -> float:
         """The relative error that an output may have: its own rounding and the order of sums, which are in f32; of y
-        also that of the sum."""
+        also that of the sum. Of y with scales it is what quantising makes of the error of numbers of x's type."""
         of_sum = 0.0 if signature.residual == "none" else tolerance(signature.residual)
-        return of_sum if output == "sum" else tolerance(signature.y) + of_sum
+        if output == "sum":
+            return of_sum
+        if signature.scaling == "none":
+            return tolerance(signature.y) + of_sum
+        before = tolerance(signature.x) + of_sum
+        return before if output == "scale" else tolerance(signature.y) + error_behind(before, signature.y)
 
     def baseline(self, signature: Signature, example: OperandSet) -> tuple[str, Launch]:
         """torch.nn.functional.rms_norm, which makes a y of its own; one of another type is converted, and a residual
-        added before."""
+        added before. With scales all is compiled to one kernel."""
+        if signature.scaling != "none":
+            return _compiled(signature, example)
         name, dtype = "torch.nn.functional.rms_norm", TORCH_DTYPES[signature.y]
 
         def normalise(o: OperandSet) -> torch.Tensor:
@@ -112,3 +127,21 @@ class RmsNormMeasures(Measures):
         if signature.x == signature.weight == signature.y:
             return baseline_of(signature, name, normalise, example)
         return baseline_of(signature, f"{name}, to {signature.y}", lambda o: normalise(o).to(dtype), example)
+
+
+def _compiled(signature: Signature, example: OperandSet) -> tuple[str, Launch]:
+    """What torch.compile makes of an addition, if there is a residual, a norm, and quantising."""
+    torch._dynamo.reset()
+    to = TORCH_DTYPES[signature.y]
+
+    def normalise(
+        x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, ...]:
+        total = x if residual is None else x + residual
+        norm = torch.nn.functional.rms_norm(total, weight.shape, weight, eps)
+        y, scale = quantised(norm, signature.y, signature.scaling)
+        return (y.to(to), scale) if residual is None else (y.to(to), scale, total)
+
+    compiled = torch.compile(normalise, dynamic=True)
+    name = "torch.compile'd rms_norm, amax, quotient and rounding"
+    return baseline_of(signature, name, lambda o: compiled(o.x, o.residual, o.weight, o.eps), example)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.quantised import scale_shape
 from runtime.rmsnorm import Signature
 
 from ..operation import Measures, Tuning, Work
@@ -17,13 +19,16 @@ class RmsNormTuning(Tuning):
 
     def work(self, signature: Signature, m: int) -> Work:
         """Each operand read or written once."""
-        rows = (o.dtype for o in signature.operands() if o.name != "weight")
+        rows = (o.dtype for o in signature.operands() if o.name not in ("weight", "scale"))
         of_row = sum(DTYPES[dtype].bytes_of(signature.n) for dtype in rows)
-        return Work(_FLOPS * m * signature.n, m * of_row + DTYPES[signature.weight].bytes_of(signature.n))
+        of_rest = DTYPES[signature.weight].bytes_of(signature.n)
+        if signature.scaling != "none":
+            of_rest += DTYPES["f32"].bytes_of(math.prod(scale_shape(signature.scaling, m, signature.n)))
+        return Work(_FLOPS * m * signature.n, m * of_row + of_rest)
 
     def form(self, signature: Signature) -> Hashable:
         """All but N."""
-        return signature.x, signature.weight, signature.y, signature.residual
+        return signature.x, signature.weight, signature.y, signature.residual, signature.scaling
 
     def measures(self) -> Measures:
         """What needs torch."""
