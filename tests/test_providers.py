@@ -282,6 +282,9 @@ def _changed(*files: Path, of: str = "own") -> set[str]:
     return {family for family, digest in before.items() if digest != ours.source_digest(family)}
 
 
+OF_GEMMS = {name for name in own.FAMILIES if name.startswith(("sm80_", "sm90_"))}
+
+
 @pytest.mark.parametrize(
     ("pattern", "families"),
     [
@@ -295,7 +298,7 @@ def _changed(*files: Path, of: str = "own") -> set[str]:
         ("sm80/grouped_w4/*.py", {"sm80_grouped_w4"}),
         ("w4/*.py", {"sm80_grouped_w4", "sm80_w4", "sm90_grouped_w4", "sm90_w4"}),
         ("finish.py", {"sm80_grouped_w4", "sm80_w4", "sm90_grouped_w4", "sm90_small_m", "sm90_w4"}),
-        ("activations.py", {name for name in own.FAMILIES if name.startswith(("sm80_", "sm90_"))}),
+        ("activations.py", {*OF_GEMMS, "quantise", "moe_permute"}),
         ("sm90/h200.py", {"sm90_gathered", "sm90_grouped", "sm90_masked", "sm90_persistent"}),
         ("sm90/*/choices.py", set()),
     ],
@@ -314,7 +317,7 @@ def test_kernels_that_change_are_compiled_anew_and_no_others(copied: Path, patte
         ("grouped_arguments.py", {"grouped_gemm"}),
         ("builders/grouped_gemm.py", {"grouped_gemm"}),
         ("builders/moe.py", {"moe_permute", "moe_combine"}),
-        ("builders/quantise.py", {"moe_permute", "moe_combine", "quantise"}),
+        ("builders/quantise.py", {"moe_permute", "moe_combine", "quantise", "rmsnorm"}),
         ("builders/__init__.py", set()),
     ],
 )

@@ -46,6 +46,20 @@ def test_layers_of_one_k_are_quantised_by_one_kernel() -> None:
     assert [use.name for use in uses] == ["qkv_quantise"]
 
 
+@pytest.mark.parametrize("scaling", ["block", "row_column"])
+def test_what_swiglu_gives_down_is_quantised_with_it(scaling: str) -> None:
+    for name in ("down", "down_proj"):
+        down = dataclasses.replace(gemm(scaling), name=name)
+        _, (quantise, swiglu) = of_unquantised([down], HOPPER)
+        assert quantise.name == f"{name}_quantise"
+        assert (swiglu.name, swiglu.tokens) == (f"{name}_swiglu_quantise", quantise.tokens)
+        assert swiglu.signature == dataclasses.replace(quantise.signature, activation="swiglu")
+        made = Manifest("m", "made up", (1, 64), ("sm_90a",), (down,), uses=(swiglu,))
+        assert loads(dump(made)).uses == (swiglu,)
+        _, (alone,) = of_unquantised([down], HOPPER, gated=False)
+        assert alone == quantise
+
+
 @pytest.mark.parametrize(
     "other",
     [

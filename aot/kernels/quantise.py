@@ -4,6 +4,9 @@ A thread has 16 neighbouring elements of a row, two loads and one store of 16 by
 shares a scale where that is a block. `Quantise` gives each 8 threads a block of 128 of any row, or each row a block of
 threads, which reads it twice. Rows behind the end of the last group, where there are groups, are left alone.
 
+With an activation a row has gates, and behind them as many elements that they gate: what comes of both, computed in f32
+and rounded to the rows' type, is what is quantised.
+
 With `overlap`, kernels start while the one before ends, and nothing is read or written before it has.
 """
 
@@ -12,6 +15,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
+from .activations import gate
 from .amax import inverse_of, over_threads, scale_of
 
 WIDTH = 16  # elements of a thread
@@ -21,14 +25,15 @@ _LOAD = 8  # elements in 16 bytes
 
 
 class Quantise:
-    """The kernel for blocks of `threads` threads, a multiple of the warp size; `by_row` if a row shares a scale."""
+    """The kernel for blocks of `threads` threads, a multiple of the warp size; `by_row` if a row shares a scale.
+    `activation` is "none" or one of `runtime.numbers.epilogue.GATED`."""
 
-    def __init__(self, by_row: bool, threads: int, overlap: bool = False) -> None:
-        self.by_row, self.threads, self.overlap = by_row, threads, overlap
+    def __init__(self, by_row: bool, threads: int, overlap: bool = False, activation: str = "none") -> None:
+        self.by_row, self.threads, self.overlap, self.activation = by_row, threads, overlap, activation
 
     @cute.jit
     def __call__(self, x: cute.Tensor, ends: Any, y: cute.Tensor, scale: cute.Tensor, stream: Any) -> None:
-        """Launch over x and y (M, K), ends (groups) or None, scale (M, K/128) or (M)."""
+        """Launch over x and y (M, K), with an activation x (M, 2 K), ends (groups) or None, scale (M, K/128) or (M)."""
         rows = cute.size(x, mode=[0])
         if cutlass.const_expr(self.by_row):
             self.whole_rows(x, ends, y, scale).launch(
@@ -57,7 +62,7 @@ class Quantise:
             place = cutlass.Int32(row)
         values = cute.make_rmem_tensor((WIDTH,), cutlass.Float32)
         at = block * THREADS_OF_BLOCK + thread % THREADS_OF_BLOCK
-        load(x[cutlass.max(place, 0), None], at, values)  # all threads load, and shuffle
+        self._load(x[cutlass.max(place, 0), None], at, values)  # all threads load, and shuffle
         amax = over_threads(magnitude(values), THREADS_OF_BLOCK)
         made = cute.make_rmem_tensor((WIDTH,), y.element_type)
         narrow(values, amax, made)
@@ -73,15 +78,19 @@ class Quantise:
         row, _, _ = cute.arch.block_idx()
         maxima = allocate_maxima(self.threads, cutlass.memory.SmemAllocator())
         if row < _rows(x, ends):
-            amax = magnitude_of_row(self.threads, x[row, None], maxima)
+            amax = magnitude_of_row(self.threads, x[row, None], maxima, self.activation)
             values = cute.make_rmem_tensor((WIDTH,), cutlass.Float32)
             made = cute.make_rmem_tensor((WIDTH,), y.element_type)
-            for at in cutlass.range(thread, cute.size(x, mode=[1]) // WIDTH, self.threads):
-                load(x[row, None], at, values)
+            for at in cutlass.range(thread, cute.size(y, mode=[1]) // WIDTH, self.threads):
+                self._load(x[row, None], at, values)
                 narrow(values, amax, made)
                 store(made, y, cutlass.Int32(row), at)
             if thread == 0:
                 scale[row] = scale_of(amax)
+
+    @cute.jit
+    def _load(self, row: cute.Tensor, at: cutlass.Int32, values: cute.Tensor) -> None:
+        load_activated(self.activation, row, at, values)
 
     @cute.jit
     def _wait(self) -> None:
@@ -119,6 +128,22 @@ def load(row: cute.Tensor, at: cutlass.Int32, values: cute.Tensor) -> None:
         values[i] = cutlass.select_(inside, value, cutlass.Float32(0.0))
 
 
+@cute.jit
+def load_activated(activation: cutlass.Constexpr, row: cute.Tensor, at: cutlass.Int32, values: cute.Tensor) -> None:
+    """As `load`, of `row` (K) as it is, or of what gates make of `row` (2 K)."""
+    if cutlass.const_expr(activation == "none"):
+        load(row, at, values)
+    else:
+        k = cute.size(row) // (2 * WIDTH) * WIDTH  # as a multiple of what is loaded at once
+        halves = cute.make_tensor(row.iterator, cute.make_layout((k, 2), stride=(1, k)))
+        load(halves[None, 0], at, values)
+        ups = cute.make_rmem_tensor((WIDTH,), cutlass.Float32)
+        load(halves[None, 1], at, ups)
+        for i in cutlass.range_constexpr(WIDTH):
+            made = gate(activation, values[i], ups[i]).to(row.element_type)
+            values[i] = made.to(cutlass.Float32)
+
+
 def magnitude(values: cute.Tensor) -> cutlass.Float32:
     """The largest of this thread's."""
     found = cutlass.Float32(0.0)
@@ -128,13 +153,17 @@ def magnitude(values: cute.Tensor) -> cutlass.Float32:
 
 
 @cute.jit
-def magnitude_of_row(threads: cutlass.Constexpr, row: cute.Tensor, maxima: cute.Tensor) -> cutlass.Float32:
-    """The largest of a row, in every thread of the block; `maxima` is of `allocate_maxima`."""
+def magnitude_of_row(
+    threads: cutlass.Constexpr, row: cute.Tensor, maxima: cute.Tensor, activation: cutlass.Constexpr = "none"
+) -> cutlass.Float32:
+    """The largest of a row, or of what gates make of it, in every thread of the block; `maxima` is of
+    `allocate_maxima`."""
     thread, _, _ = cute.arch.thread_idx()
     values = cute.make_rmem_tensor((WIDTH,), cutlass.Float32)
     amax = cutlass.Float32(0.0)
-    for at in cutlass.range(thread, cute.size(row) // WIDTH, threads):
-        load(row, at, values)
+    halves = 1 if cutlass.const_expr(activation == "none") else 2
+    for at in cutlass.range(thread, cute.size(row) // (halves * WIDTH), threads):
+        load_activated(activation, row, at, values)
         amax = cute.arch.fmax(amax, magnitude(values))
     amax = over_threads(amax, WARP)
     if thread % WARP == 0:

@@ -178,7 +178,7 @@ def _with_quantised_tokens(
 ) -> tuple[tuple[Gemm, ...], tuple[Use, ...]]:
     """The same with what quantises tokens of layers in fp8, as far as it is wanted; see `Wanted`."""
     if wanted.quantise:
-        with_few, of_rows = of_unquantised(gemms, targets)
+        with_few, of_rows = of_unquantised(gemms, targets, _is_gated(found))
         if len(with_few) == len(gemms) and not of_rows:
             found.fail(NO_LAYER)
         return tuple(with_few), _by_operation([*uses, *of_rows])
@@ -427,10 +427,15 @@ def _left_out(found: Model, tp: int, layers: _Layers) -> list[Linear]:
     return [layer for layer in may_go if signature_problem(layers.signature(layer, tp, layers.adds_bias(layer)))]
 
 
+def _is_gated(found: Model) -> bool:
+    """Whether an MLP's activation is the one that servers' plugins fuse."""
+    _, activation = found.activation
+    return GATES.get(str(activation)) == ways.GATE
+
+
 def _all_ways(found: Model, gemms: tuple[Gemm, ...]) -> tuple[Gemm, ...]:
     """GEMMs, and the other ways to compute those of a layer."""
-    _, activation = found.activation
-    every = tuple(ways.all_ways(gemms, gated=GATES.get(str(activation)) == ways.GATE))
+    every = tuple(ways.all_ways(gemms, gated=_is_gated(found)))
     if len(every) == len(gemms):
         found.fail(ways.NO_PART)
     return every

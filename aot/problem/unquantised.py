@@ -1,7 +1,7 @@
 """Layers in fp8 of tokens that nobody has quantised: what a manifest asks for besides the products of quantised tokens.
 
 Up to `FEW` tokens a GEMM's kernel quantises them as it loads them; more are quantised by a kernel of their own, which
-that of decode steps may overlap with.
+that of decode steps may overlap with, or behind gates by one that computes the activation too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from runtime.quantise import Signature as Quantise
 
 from ..search.unserved import variants
 from .manifest import Gemm, Use
-from .ways import MOST_TOKENS
+from .ways import GATE, MOST_TOKENS, PARTS
 
 NO_LAYER = (
     "has no layer in e4m3 scaled by blocks, or by tokens and channels, that kernels quantise tokens of; leave it out"
@@ -39,10 +39,10 @@ def with_few_in_blocks(gemms: Iterable[Gemm], targets: Sequence[str]) -> list[Ge
     return found
 
 
-def of_unquantised(gemms: Iterable[Gemm], targets: Sequence[str]) -> tuple[list[Gemm], list[Use]]:
+def of_unquantised(gemms: Iterable[Gemm], targets: Sequence[str], gated: bool = True) -> tuple[list[Gemm], list[Use]]:
     """GEMMs, and behind each in fp8 with scales of blocks, or of tokens and channels, that of few tokens, `few` added
-    to its name, and that which overlaps with what quantises more, `behind` added; and what quantises these. Each only
-    if one of `targets` has kernels for it."""
+    to its name, and that which overlaps with what quantises more, `behind` added; and what quantises these, for `down`
+    also what SwiGLU before it gives, if layers are `gated` so. Each only if one of `targets` has kernels for it."""
     found, rows = list[Gemm](), dict[Quantise, Gemm]()
     for gemm in gemms:
         found.append(gemm)
@@ -53,9 +53,17 @@ def of_unquantised(gemms: Iterable[Gemm], targets: Sequence[str]) -> tuple[list[
         quantise = Quantise(s.d, s.a, s.k, s.scaling)
         if _served(quantise, targets):
             rows.setdefault(quantise, gemm)
+            swiglu = dataclasses.replace(quantise, activation=GATE)
+            if gated and gemm.name.removesuffix("_proj") == PARTS[-1] and _served(swiglu, targets):
+                rows.setdefault(swiglu, gemm)
             found += _of_tokens(gemm, "behind", dataclasses.replace(s, overlap=OVERLAPS[-1]), FEW + 1, MOST_TOKENS)
-    uses = [Use(f"{gemm.name[:_NAME]}_quantise", of, _between(gemm, FEW + 1, None)) for of, gemm in rows.items()]
+    uses = [Use(_name(gemm, of), of, _between(gemm, FEW + 1, None)) for of, gemm in rows.items()]
     return found, [use for use in uses if use.tokens]
+
+
+def _name(gemm: Gemm, of: Quantise) -> str:
+    more = "" if of.activation == "none" else f"_{of.activation}"
+    return f"{gemm.name[:_NAME]}{more}_quantise"
 
 
 def _few(gemm: Gemm) -> Signature | None:

@@ -15,6 +15,7 @@ from runtime.numbers.epilogue import EPILOGUES
 from runtime.numbers.quantised import NARROW, SCALINGS_OF_ROWS
 from runtime.numbers.scaling import QUANTISING, SCALINGS
 from runtime.numbers.weights import FORMATS
+from runtime.quantise import ACTIVATIONS
 
 from ..kernels import moe_choices
 from ..kernels.sm80.grouped_w4 import choices as sm80_grouped_w4_choices
@@ -255,15 +256,18 @@ FAMILIES: dict[str, Family] = {
         batched=(False,),
         scalings=("none", *SCALINGS_OF_ROWS),
     ),
-    # Rows in e4m3 with scales of their blocks of 128, or of whole rows, perhaps of groups that end somewhere.
+    # Rows in e4m3 with scales of their blocks of 128, or of whole rows, perhaps of groups that end somewhere; or what
+    # gates make of them.
     "quantise": Family(
         "quantise",
         _FROM_HOPPER,
         tuple((x, *ends, "e4m3", "f32") for x in ("bf16", "f16") for ends in ((), ("i32",))),
         {"threads": _WHOLE_WARPS, "overlap": (False, True)},
+        lambda v: "rows of groups have no gates" if v.epilogue != "none" and "i32" in v.elements else None,
         likely=Likely(options=likely_row_wise.QUANTISE),
         batched=(False,),
         scalings=SCALINGS_OF_ROWS,
+        epilogues=frozenset(ACTIVATIONS),
     ),
     # Around grouped GEMMs of experts: a block for each token, which copies its row to where each expert reads it, or
     # quantises it to there, or adds up what the experts made. Ids, and what an expert map makes of them, are i32.

@@ -159,7 +159,8 @@ def legal_functions(provider: str, target: str) -> list[Variant]:
         for elements in family.elements
         for batched in family.batched
         for scaling in family.scalings
-        for v in _legal(provider, name, family, target, VariantForm(elements, batched, scaling))
+        for epilogue in sorted(family.epilogues)
+        for v in _legal(provider, name, family, target, VariantForm(elements, batched, scaling, epilogue=epilogue))
     ]
 
 

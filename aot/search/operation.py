@@ -77,6 +77,8 @@ class Building:
             return f"{variant.family} is of {', '.join(variant.elements)}, not {', '.join(wanted.elements)}"
         if variant.scaling != wanted.scaling:
             return f"{variant.family}: scaling is {variant.scaling}, not {wanted.scaling}"
+        if variant.epilogue != wanted.epilogue:
+            return f"{variant.family}: epilogue is {variant.epilogue}, not {wanted.epilogue}"
         return None
 
     def limit(self, variant: Variant, family: Family | None, signature: Any) -> str | None:

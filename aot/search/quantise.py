@@ -23,5 +23,9 @@ class QuantiseBuilding(ScaledBuilding):
 
     shorthand = Experts("groups")
 
+    def form(self, signature: Any) -> VariantForm:
+        """Element types, scaling, and the activation, which variants have as an epilogue."""
+        return super().form(signature)._replace(epilogue=signature.activation)
+
 
 QUANTISE = QuantiseBuilding("quantise", "quantisations")

@@ -24,6 +24,11 @@ def use(library: int, activation: Activation) -> None:
     _activations[library] = activation
 
 
+def activation_of(library: int) -> Activation:
+    """What `use` was told for this library."""
+    return _activations.get(library, swiglu)
+
+
 def flat(apart: Sequence[tuple[int, int | None]]) -> tuple[int, ...]:
     """Intervals of M, of an entry of an archive, as the operator takes them: first, last, first, last."""
     return tuple(m for first, last in apart for m in (first, EVERY_M if last is None else last))
@@ -43,7 +48,7 @@ def _gated(
     lib, a, b = library_of(library), bare(a), bare(b)
     m = a.numel() // a.shape[-1]
     if any(first <= m <= last for first, last in zip(apart[::2], apart[1::2], strict=True)):
-        return _activations.get(library, swiglu)(lib.gemm(a, b, overlap=overlap_apart))
+        return activation_of(library)(lib.gemm(a, b, overlap=overlap_apart))
     found: torch.Tensor = lib.gemm(a, b, epilogue=epilogue, overlap=overlap)
     return found
 

@@ -25,7 +25,7 @@ from ..torch.layers import choose
 from ..torch.operator import ALIGNMENT_BYTES
 from .scaled import Unquantised
 
-FP8, INT4, NORM = "fp8 layer", "int4 layer", "norm"
+FP8, INT4, NORM, ACTIVATION = "fp8 layer", "int4 layer", "norm", "quantising activation"
 
 
 class Besides(NamedTuple):
@@ -45,8 +45,9 @@ class Decision:
     is one, and then the only one that is called but at the M in `apart`, where `plain` is, and the server's activation
     after it. `asked` is the one that the server is expected to call, and `reason` says why the archive does not serve
     it. `kind` is "linear layer", "head", "embedding", which is a head only in models that tie it, "fp8 layer", "int4
-    layer", or "norm", whose `plain` is with a residual, and `biased` without. `binding` says that the server cannot
-    compute the layer any more. `besides` serves some numbers of tokens, of an fp8 layer.
+    layer", "quantising activation", or "norm", whose `plain` is with a residual, and `biased` without. `binding` says
+    that the server cannot compute the layer any more. `besides` serves some numbers of tokens, of an fp8 layer or a
+    norm.
     """
 
     kind: str

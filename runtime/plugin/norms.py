@@ -18,8 +18,7 @@ from ..serve.library import Library
 from ..torch.norms import ADD_RMSNORM
 from ..torch.operations import operators_of
 from .linears import FP8, NORM, Besides, Decision, vector_problem
-from .quantising_norms import is_tuned, signature_of
-from .scaled import Unquantised
+from .packed_tokens import Rows, is_tuned, norm_of
 
 _NUMBER, _PLAIN, _OWN = "_cute_aot_number", "_cute_aot_plain_norm", "_cute_aot_forward"
 _FORWARD = "_forward_method"  # what vLLM's custom operators call, chosen when they are made
@@ -41,9 +40,9 @@ def quantises_apart(decisions: Iterable[Decision], left: Iterable[tuple[str, str
     return all(each.besides for each in decisions if each.kind == FP8) and not any(kind == FP8 for kind, _ in left)
 
 
-def decide(lib: Library, module: Any, ways: Iterable[Unquantised] = ()) -> Decision:
+def decide(lib: Library, module: Any, read: Iterable[Rows] = ()) -> Decision:
     """What `lib` has for a norm with a residual and, as `biased`, for one without, and `besides` for one that quantises
-    rows that are to be read in one of `ways`; only what was tuned."""
+    what is in `read`; only what was tuned."""
     weight = module.weight
     if problem := vector_problem(lib, weight):
         return Decision(NORM, reason=problem)
@@ -55,11 +54,11 @@ def decide(lib: Library, module: Any, ways: Iterable[Unquantised] = ()) -> Decis
         with_residual = without = ""
     if not with_residual:
         return Decision(NORM, biased=without, reason="its norm was not tuned")
-    besides = {
-        Besides(signature_of(dtype, weight.shape[0], way.scaling).key(), way.few + 1, None)
-        for way in ways
-        if is_tuned(lib, dtype, weight.shape[0], way.scaling)
-    }
+    besides = set[Besides]()
+    for rows in read:
+        quantises = norm_of(dtype, weight.shape[0], rows.scaling)
+        if (rows.dtype, rows.k) == (dtype, weight.shape[0]) and is_tuned(lib, quantises):
+            besides.add(Besides(quantises.key(), rows.few + 1, None))
     return Decision(NORM, with_residual, without, besides=tuple(sorted(besides)))
 
 

@@ -52,9 +52,10 @@ class Served:
         self._ready: set[str] = set()  # signatures whose kernels are loaded
         # Of quantised layers those that the server computes, by kind and reason.
         self._quantised_left: Counter[tuple[str, str]] = Counter()
-        self._fused: list[Any] = []  # the MLPs whose activations GEMMs compute
+        self._fused: list[Any] = []  # the MLPs whose activations are not as the server made them
         self._norms: list[Any] = []  # the norms that are the archive's
-        self._ways: set[Any] = set()  # how tokens of fp8 layers are computed that nobody has quantised
+        self._read: set[Any] = set()  # what fp8 layers read that nobody has quantised
+        self._packs = False  # whether graphs are compiled with the pass of `packed_tokens`
         self._decisions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by layer, or fp8 GEMM
 
     def _forget(self) -> None:
@@ -64,7 +65,8 @@ class Served:
         self._quantised_left.clear()
         self._fused.clear()
         self._norms.clear()
-        self._ways.clear()
+        self._read.clear()
+        self._packs = False
         self._decisions.clear()
 
     def _open(self, settings: Settings, workspaces: str) -> Library:
@@ -107,6 +109,7 @@ class Served:
         that fails the server is to quantise."""
         assert self.lib is not None
         from .linears import unquantised
+        from .packed_tokens import Rows
 
         try:
             way, besides = unquantised(self.lib, signature)
@@ -118,7 +121,7 @@ class Served:
             self._log.warning("%s has %s quantise tokens: %s", own_name(self.lib), self._server, words(error))
             return None, ()
         if way is not None:
-            self._ways.add(way)
+            self._read.add(Rows(signature.d, signature.k, way.scaling, way.few))
         return way, besides
 
     def decide(self, method: Any, layer: Any) -> None:
@@ -158,7 +161,7 @@ class Served:
             RequiredError: the setting has the server not start where no layer of any model so far, or not every layer
                 of these, is served.
         """
-        from .linears import NORM, Decision, called, summary
+        from .linears import ACTIVATION, NORM, Decision, called, summary
 
         assert self.lib is not None
         decisions = [self._decisions[layer] for layer in (self._decisions if layers is None else layers)]
@@ -175,7 +178,7 @@ class Served:
         what = f"{len(keys)} signatures preloaded, for {planned} numbers of tokens planned"
         found = f"{own_name(self.lib)} {summary(decisions, self._server)} ({what})"
         self._log.info("%s", found)
-        products = [each for each in called(decisions) if each.kind != NORM]
+        products = [each for each in called(decisions) if each.kind not in (NORM, ACTIVATION)]
         self._serving |= any(each.asked for each in products)
         left = self._required == LAYERS and any(each.reason for each in products)
         if left or (self._required and not self._serving):
@@ -210,6 +213,27 @@ class Served:
                 self._fused.append(mlp)
                 mlp.leave_to_gemm()
 
+    def _take_activations(self, model: Any, silu_and_mul: type) -> None:
+        """Let activations that no GEMM computes be what a pass over compiled graphs can let quantise, for fp8 layers
+        after them, where the archive was tuned for that."""
+        from . import gated
+        from .activations import mlps
+        from .linears import ACTIVATION, Decision
+        from .packed_tokens import Activation, is_tuned, swiglu_of
+
+        assert self.lib is not None
+        for mlp in mlps(model, silu_and_mul):
+            k = getattr(mlp.module.down_proj, "input_size_per_partition", 0)
+            rows = [of for of in self._read if of.k == k]
+            keys = {s.key() for s in (swiglu_of(*of[:3]) for of in rows) if is_tuned(self.lib, s)}
+            if len(keys) != 1:  # none, or the model's down are of several kinds
+                continue
+            (dtype,) = {of.dtype for of in rows}
+            mlp.module.act_fn = Activation(self._number(), mlp.activation, dtype)
+            gated.use(self._number(), mlp.kernel)
+            self._decisions[mlp.module.act_fn] = Decision(ACTIVATION, keys.pop())
+            self._fused.append(mlp)
+
     def _take_norms(self, model: Any, rms_norm: type) -> None:
         """Let norms of a model, of the server's class `rms_norm`, be the archive's where it has kernels for them, which
         begin early and let others do so; and the server's else, and where they quantise, too."""
@@ -219,7 +243,7 @@ class Served:
         of_archive = norms.quantises_apart(self._decisions.values(), self._quantised_left)
         for module in norms.norms(model, rms_norm):
             norms.restore(module)
-            decision = norms.decide(self.lib, module, self._ways)
+            decision = norms.decide(self.lib, module, self._read if self._packs else ())
             if of_archive and decision.plain:
                 norms.take(module, decision, self._number())
                 self._decisions[module] = decision

@@ -93,8 +93,7 @@ class Plugin(Served):
                 if quantised:
                     hooks.put_first(hooks.FP8_LISTS, hooks.FILLED, self._fp8_classes)
                     hooks.put_first(hooks.INT4_LISTS, hooks.FILLED_INT4, self._int4_class)
-                    if self._takes_norms:
-                        _put_pass(vllm_config.compilation_config)
+                    self._packs = _put_pass(vllm_config.compilation_config)
                 self.lib, self._digest = lib, lib.digest
         except Exception as error:  # the server goes on with vLLM's kernels, whatever it is
             self.refuse(error)
@@ -334,6 +333,8 @@ class Plugin(Served):
         try:
             ((silu_and_mul, _),) = hooks.look_up([hooks.ACTIVATION])
             self._fuse(worker.get_model(), silu_and_mul)
+            if self._packs:
+                self._take_activations(worker.get_model(), silu_and_mul)
             self._take_norms_of(worker.get_model())
             self._note_other_experts(worker.get_model())
             self.report()
@@ -374,17 +375,22 @@ def _workspaces(parallel_config: Any) -> str:
     return "own" if parallel_config.enable_dbo or parallel_config.ubatch_size > 1 else "shared"
 
 
-def _put_pass(config: Any) -> None:
-    """Let norms quantise what fp8 GEMMs read in the graphs that vLLM compiles with this config, unless its place for a
-    pass of the user's is taken, or not as it is known."""
-    from ..plugin.quantising_norms import fuse
+def _put_pass(config: Any) -> bool:
+    """Let norms and activations quantise what fp8 GEMMs read in the graphs that vLLM compiles with this config, unless
+    its place for a pass of the user's is taken, or not as it is known; whether they do."""
+    from ..plugin.packed_tokens import fuse
 
     try:
         ((made_of, _),) = hooks.look_up([hooks.PASS])
         key = importlib.import_module("vllm.platforms").current_platform.pass_key
-        config.inductor_compile_config.setdefault(key, made_of(fuse, f"cute_aot {_sources()}"))
+        made = config.inductor_compile_config.setdefault(key, made_of(fuse, f"cute_aot {_sources()}"))
+        if getattr(made, "callable", None) is fuse:
+            return True
+        reason = f"{key} of the compilation config names another pass"
     except (ArgumentError, AttributeError, ImportError) as error:
-        _log.info("norms do not quantise: %s", words(error))
+        reason = words(error)
+    _log.info("norms and activations do not quantise: %s", reason)
+    return False
 
 
 def _check_engine(vllm_config: Any) -> None:

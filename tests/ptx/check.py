@@ -62,6 +62,8 @@ CASES = (
     Case(Permute("bf16", 8, 2, 264), 37),
     Case(Combine("bf16", "bf16", 3, 264), 37),
     Case(Quantise("bf16", "e4m3", 272, "block"), 37),
+    Case(Quantise("bf16", "e4m3", 272, "row_column", activation="swiglu"), 37),
+    Case(Quantise("f16", "e4m3", 400, "block", activation="swiglu"), 19),
     Case(RmsNorm("bf16", "bf16", "bf16", 520), 5),
     Case(RmsNorm("bf16", "bf16", "bf16", 520, "bf16"), 5),
     Case(RmsNorm("bf16", "bf16", "e4m3", 1296, "bf16", "block"), 7),

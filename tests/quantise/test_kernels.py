@@ -24,6 +24,10 @@ def quantise(scaling: str, grouped: bool = False) -> str:
     return f"own.quantise.{elements}.{scaling}_scaled.threads128.sm_90a"
 
 
+def gated(scaling: str, threads: int = 128) -> str:
+    return f"own.quantise.bf16_e4m3_f32_f32.swiglu.{scaling}_scaled.threads{threads}.sm_90a"
+
+
 def permute(scaling: str, schedule: str, mapped: bool, weighted: bool) -> str:
     given = ("bf16", "i32", *(["i32"] if mapped else []), *(["f32"] if weighted else []))
     elements = "_".join((*given, "e4m3", "i32", "i32", "f32", "f32"))
@@ -39,6 +43,7 @@ def kernels(request: pytest.FixtureRequest) -> Mapping[str, Lowered]:
         for schedule in ("one_launch", "two_launches")
         for given in PERMUTED
     ]
+    names += [gated(scaling, threads) for scaling in ("block", "row_column") for threads in (32, 128)]
     return functions_once(
         request, "quantise", [*names, TILES], constants={"aot.kernels.moe_permute:_RANKING_THREADS": 96}
     )
@@ -85,6 +90,28 @@ def test_rows_are_over_their_scales_and_rounded(kernels: Mapping[str, Lowered], 
     x = rows_of(m, k, k)
     for found, wanted in zip(quantised(kernels, x, scaling), expected(x, scaling), strict=True):
         assert torch.equal(found, wanted)
+
+
+@SCALINGS
+@pytest.mark.parametrize("threads", [32, 128])
+@pytest.mark.parametrize(("m", "k"), [(1, 16), (4, 400), (2, 1040)])
+def test_rows_with_gates_are_silu_of_these_times_the_others(
+    kernels: Mapping[str, Lowered], scaling: str, threads: int, m: int, k: int
+) -> None:
+    """Bit for bit where gates are so large that silu is what it is of, or 0; else as near as e4m3 allows."""
+    ups, large = rows_of(m, k, k), torch.full((m, k), 100.0).bfloat16()
+    large[:, ::3] = -large[:, ::3]
+    for gates in (large, rows_of(m, k, 7)):
+        y, scale = outputs(m, k, scaling)
+        run(kernels[gated(scaling, threads)], [torch.cat([gates, ups], 1), y, scale], [y, scale])
+        act = (torch.nn.functional.silu(gates.float()) * ups.float()).bfloat16()
+        wanted = expected(act, scaling)
+        torch.testing.assert_close(scale, wanted[1], rtol=0 if gates is large else 2**-7, atol=0)
+        if gates is large:
+            assert torch.equal(y.float(), wanted[0])
+        else:
+            error = y.float() - wanted[0]
+            assert bool((error.abs() <= wanted[0].abs() / 8 + 2**-9).all())
 
 
 @SCALINGS

@@ -20,8 +20,17 @@ from ..moe.test_operation import i32, tensors_of
 from ..recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, tensors_record, write_archive
 
 BLOCKS, ROWS = Signature("bf16", "e4m3", 768, "block"), Signature("bf16", "e4m3", 768, "row_column", 8)
+GATED = Signature("bf16", "e4m3", 768, "block", activation="swiglu")
+OTHER = Signature("f16", "e4m3", 64, "row_column", activation="swiglu")
 PERMUTE = Permute("bf16", 8, 4, 256, scaling="block")
-SIGNATURES: list[Any] = [BLOCKS, ROWS, PERMUTE, Permute("f16", 8, 4, 256, 64, "row_column")]
+SIGNATURES: list[Any] = [
+    BLOCKS,
+    ROWS,
+    GATED,
+    OTHER,
+    PERMUTE,
+    Permute("f16", 8, 4, 256, 64, "row_column"),
+]
 
 
 def narrow(*shape: int) -> FakeTensor:
@@ -35,7 +44,7 @@ def f32(*shape: int) -> FakeTensor:
 @pytest.fixture
 def driver(tmp_path: Path, torch: FakeTorch) -> RecordingDriver:
     kernels: dict[bytes, Any] = {}
-    for name, signatures in (("quantise", [BLOCKS, ROWS]), ("moe_permute", [PERMUTE])):
+    for name, signatures in (("quantise", [BLOCKS, ROWS, GATED]), ("moe_permute", [PERMUTE])):
         records = [tensors_record(f"{name}{i}", *tensors_of(s)) for i, s in enumerate(signatures)]
         rows = [entry(s.to_json(), [(None, f"{name}{i}")]) for i, s in enumerate(signatures)]
         kernels |= write_archive(tmp_path / f"{name}.aot", records, rows, name)
@@ -98,7 +107,8 @@ def test_a_permutation_that_copies_is_written_as_before_there_were_others() -> N
 
 
 @pytest.mark.parametrize(
-    "change", [{"scaling": "none"}, {"scaling": "tensor"}, {"k": 0}, {"groups": -1}, {"y": "e9m9"}]
+    "change",
+    [{"scaling": "none"}, {"scaling": "tensor"}, {"k": 0}, {"groups": -1}, {"y": "e9m9"}, {"activation": "silu"}],
 )
 def test_malformed_signatures_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(RecordError, match="signature field"):
@@ -113,6 +123,24 @@ def test_rows_of_any_dimensions_are_quantised_with_a_scale_for_each_128(
     assert (y.shape, scale.shape) == ((3, 2, 768), (6, 6))
     assert driver.launches[-1].symbol == "kernel_quantise0"
     assert addresses(driver, 3) == [t.data_ptr() for t in (x, y, scale)]
+
+
+def test_rows_with_gates_give_half_as_many_columns(library: Library, driver: RecordingDriver) -> None:
+    x = FakeTensor((3, 2, 1536))
+    for out in (None, (narrow(3, 2, 768), f32(6, 6))):
+        y, scale = library.call("quantise", x, scaling="block", activation="swiglu", out=out)
+        assert (y.shape, scale.shape) == ((3, 2, 768), (6, 6))
+        assert driver.launches[-1].symbol == "kernel_quantise2"
+        assert addresses(driver, 3) == [t.data_ptr() for t in (x, y, scale)]
+
+
+def test_gates_are_what_an_archive_without_them_was_not_built_for() -> None:
+    assert GATED.key() == "bf16_e4m3_quantise_k768_block_swiglu"
+    assert "activation" not in BLOCKS.to_json(), "which earlier archives do not have"
+    kernels = building("quantise").variants("sm_90a", GATED)
+    assert {v.epilogue for v in kernels} == {"swiglu"}
+    assert {v.epilogue for v in building("quantise").variants("sm_90a", BLOCKS)} == {"none"}
+    assert unsuited(kernels[0], BLOCKS) == "quantise: epilogue is swiglu, not none"
 
 
 def test_ends_of_groups_and_outputs_may_be_given(library: Library, driver: RecordingDriver) -> None:
@@ -142,15 +170,18 @@ def test_what_no_entry_serves_names_the_nearest(library: Library) -> None:
         ({"scaling": "tensor"}, "scaling block or row_column; found 'tensor'"),
         ({"ends": f32(8)}, "ends must be i32"),
         ({"out": narrow(6, 768)}, r"out of quantise must be \(y, scale\)"),
-        ({"out": (narrow(5, 768), f32(6, 6))}, "writes y of its shape"),
+        ({"out": (narrow(5, 768), f32(6, 6))}, r"writes y \(6, 768\) and scale f32 \(6, 6\)"),
         ({"out": (narrow(6, 768), f32(6))}, r"scale f32 \(6, 6\); found .*f32 \(6,\)"),
         ({"out": (narrow(6, 768), FakeTensor((6, 6)))}, "found .*bf16"),
+        ({"activation": "silu"}, "activation none or swiglu; found 'silu'"),
+        ({"activation": "swiglu", "x": FakeTensor((6, 769))}, r"swiglu takes x \(M, 2 K\); found \(6, 769\)"),
+        ({"activation": "swiglu", "out": (narrow(6, 768), f32(6, 6))}, r"x \(6, 768\) writes y \(6, 384\)"),
     ],
 )
 def test_a_call_refuses_what_does_not_go_together(library: Library, change: dict[str, Any], match: str) -> None:
     given: dict[str, Any] = {"scaling": "block"} | change
     with pytest.raises(ArgumentError, match=match):
-        library.call("quantise", FakeTensor((6, 768)), given.pop("ends", None), **given)
+        library.call("quantise", given.pop("x", FakeTensor((6, 768))), given.pop("ends", None), **given)
 
 
 def test_outputs_that_share_memory_with_what_is_read_are_refused(library: Library) -> None:

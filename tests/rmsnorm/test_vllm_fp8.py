@@ -16,7 +16,7 @@ import runtime
 from aot.tune.quantise.measures import quantised
 from runtime.container.archive import Archive
 from runtime.plugin import scaled as operator
-from runtime.plugin.quantising_norms import fuse
+from runtime.plugin.packed_tokens import fuse
 from runtime.rmsnorm import Signature
 
 from .. import vllm_stand_in
@@ -226,7 +226,7 @@ def test_norms_do_not_quantise_where_vllm_has_no_such_place(serve: Callable[...,
     server = serve()
     del server.modules["vllm.platforms"].current_platform.pass_key
     assert loaded(server, "block")[3] == {}
-    assert any(line.startswith("norms do not quantise: AttributeError") for line in server.lines)
+    assert any(line.startswith("norms and activations do not quantise: AttributeError") for line in server.lines)
     assert not any("serves nothing" in line for line in server.lines)
 
 

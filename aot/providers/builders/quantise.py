@@ -15,26 +15,28 @@ _ARGUMENTS = "x", "ends", "y", "scale", "stream"  # in the order that the kernel
 
 
 def quantise(variant: Variant) -> Buildable:
-    """Over x and y (m, k), perhaps ends of groups, scales, and a stream; rows of x and y may lie apart."""
+    """Over x and y (m, k), x (m, 2 k) with gates, perhaps ends of groups, scales, and a stream; rows of x and y may lie
+    apart."""
     from ...kernels.quantise import Quantise
 
     x, *ends, y, _ = variant.elements
-    pieces = DTYPES[y].filling(ALIGNMENT_BYTES)
+    pieces, gated = DTYPES[y].filling(ALIGNMENT_BYTES), variant.epilogue != "none"
     symbols = {
         "m": Symbol(32, 1),
         **({"groups": Symbol(32, 1)} if ends else {}),
         "k": Symbol(32, pieces),
+        **({"kx": Symbol(32, 2 * pieces)} if gated else {}),
         **dict.fromkeys(("ldx", "ldy"), Symbol(64, pieces)),
     }
     tree: list[Argument] = [
-        TensorArgument("x", x, ("m", "k"), ("ldx", 1), ALIGNMENT_BYTES),
+        TensorArgument("x", x, ("m", "kx" if gated else "k"), ("ldx", 1), ALIGNMENT_BYTES),
         *([TensorArgument("ends", "i32", ("groups",), (1,), 4)] if ends else []),
         TensorArgument("y", y, ("m", "k"), ("ldy", 1), ALIGNMENT_BYTES),
         scale_argument(variant.scaling, "m", symbols),
         StreamArgument("stream"),
     ]
     by_row, overlap = variant.scaling == "row_column", bool(variant.options["overlap"])
-    made = Quantise(by_row, variant.integer("threads"), overlap)
+    made = Quantise(by_row, variant.integer("threads"), overlap, variant.epilogue)
     return Buildable(made, stand_ins_by_name(tree, symbols, _ARGUMENTS), tree, symbols)
 
 

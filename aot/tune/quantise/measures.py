@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from runtime.gemm.fallback import apply_activation
 from runtime.numbers.dtypes import DTYPES
+from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.quantised import LEAST_AMAX, scale_shape
 from runtime.numbers.scaling import SCALE_BLOCK
 from runtime.quantise import Signature
@@ -59,8 +61,11 @@ class Weights(RandomOperands[Signature]):
         if s.groups:
             ends = torch.randint(m + 1, (s.groups,), **self.random).sort().values.to(torch.int32)
             ends[-1] = m
+        x = drawn((m, s.k), self.random)
+        if s.activation != "none":
+            x = torch.cat([x, drawn((m, s.k), self.random)], 1)
         return OperandSet(
-            drawn((m, s.k), self.random).to(TORCH_DTYPES[s.x]),
+            x.to(TORCH_DTYPES[s.x]),
             ends,
             poisoned((m, s.k), s.y, self.device),
             poisoned(scale_shape(s.scaling, m, s.k), "f32", self.device),
@@ -75,6 +80,14 @@ def drawn(shape: tuple[int, int], random: Mapping[str, Any]) -> torch.Tensor:
     x[_ZERO_ROW : _ZERO_ROW + 1] = 0
     x[:, _ZERO_BLOCK * SCALE_BLOCK : (_ZERO_BLOCK + 1) * SCALE_BLOCK] = 0
     return x
+
+
+def activated(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """x (M, K), or with an activation what its gates make of x (M, 2 K), in x's type."""
+    if activation == "none":
+        return x
+    found: torch.Tensor = apply_activation(torch, Epilogue.of(activation), x.float()).to(x.dtype)
+    return found
 
 
 def quantised(x: torch.Tensor, y: str, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -108,14 +121,17 @@ class QuantiseMeasures(Measures):
     def reference(self, signature: Signature, operands: OperandSet) -> Mapping[str, torch.Tensor]:
         """Both outputs, NaN in rows of no group."""
         o = operands
-        y, scale = quantised(o.x, signature.y, signature.scaling)
+        y, scale = quantised(activated(o.x, signature.activation), signature.y, signature.scaling)
         end = len(o.x) if o.ends is None else int(o.ends[-1])
         y[end:], scale[end:] = float("nan"), float("nan")
         return {"y": y, "scale": scale}
 
     def max_error(self, signature: Signature, output: str) -> float:
-        """The relative error that an output may have: its own rounding."""
-        return tolerance(signature.y if output == "y" else "f32")
+        """The relative error that an output may have: its own rounding, with gates behind that of what they make."""
+        if signature.activation == "none":
+            return tolerance(signature.y if output == "y" else "f32")
+        before = tolerance(signature.x)
+        return before if output == "scale" else tolerance(signature.y) + error_behind(before, signature.y)
 
     def baseline(self, signature: Signature, example: OperandSet) -> tuple[str, Launch]:
         """One compiled kernel, which makes outputs of its own, of all rows."""
@@ -123,8 +139,10 @@ class QuantiseMeasures(Measures):
         to = TORCH_DTYPES[signature.y]
 
         def narrow(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            y, scale = quantised(x, signature.y, signature.scaling)
+            y, scale = quantised(activated(x, signature.activation), signature.y, signature.scaling)
             return y.to(to), scale
 
         compiled = torch.compile(narrow, dynamic=True)
-        return baseline_of(signature, "torch.compile'd amax, quotient and rounding", lambda o: compiled(o.x), example)
+        gates = "" if signature.activation == "none" else f"{signature.activation}, "
+        name = f"torch.compile'd {gates}amax, quotient and rounding"
+        return baseline_of(signature, name, lambda o: compiled(o.x), example)

@@ -18,12 +18,13 @@ class QuantiseTuning(Tuning):
     def work(self, signature: Signature, m: int) -> Work:
         """x read once, y and scales written once."""
         s = signature
-        numbers = DTYPES[s.x].bytes_of(s.k) + DTYPES[s.y].bytes_of(s.k)
+        of_x = s.k if s.activation == "none" else 2 * s.k
+        numbers = DTYPES[s.x].bytes_of(of_x) + DTYPES[s.y].bytes_of(s.k)
         return Work(0, m * numbers + DTYPES["f32"].bytes * math.prod(scale_shape(s.scaling, m, s.k)))
 
     def form(self, signature: Signature) -> Hashable:
         """All but extents."""
-        return signature.x, signature.y, signature.scaling, bool(signature.groups)
+        return signature.x, signature.y, signature.scaling, bool(signature.groups), signature.activation
 
     def measures(self) -> Measures:
         """What needs torch."""

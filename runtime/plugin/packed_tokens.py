@@ -1,0 +1,245 @@
+"""Norms and activations that quantise what they make for the fp8 GEMMs that read it, in place of a kernel between:
+operators of torch's, and the pass over a server's compiled graph that puts them there.
+
+For more than `few` tokens, which GEMMs quantise themselves, rows are packed: the memory of M * K elements of 16 bits
+holds M * K of e4m3 and behind them their scales. So nobody but `cute_aot::quantising_gemm`, told so, may read them,
+which the pass makes sure of. Knows no server.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from ..errors import AotError, ArgumentError, KernelMiss
+from ..numbers.dtypes import TORCH_NAMES
+from ..numbers.quantised import NARROW
+from ..program.tensor import dtype_name
+from ..quantise import Signature as Quantise
+from ..rmsnorm import Signature as Norm
+from ..serve.library import Library
+from ..torch.norms import ADD_RMSNORM
+from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, bare, library_of, tell_inductor
+from .activations import EPILOGUE
+from .gated import activation_of
+from .scaled import QUANTISING, Unquantised, by_server, say_once, unpacked
+
+_BY_SERVER = "was left to one that does not, and to the server"
+
+
+class Rows(NamedTuple):
+    """Rows of `k` elements of a type, by short name, that fp8 GEMMs with this scaling read; up to `few` they quantise
+    themselves."""
+
+    dtype: str
+    k: int
+    scaling: str
+    few: int
+
+
+def norm_of(dtype: str, n: int, scaling: str) -> Norm:
+    """The signature of a norm, with a residual, of rows of `n` elements of this type, which quantises."""
+    return Norm(dtype, dtype, NARROW, n, dtype, scaling)
+
+
+def swiglu_of(dtype: str, k: int, scaling: str) -> Quantise:
+    """That of SwiGLU of rows of 2 * `k` elements of this type, which quantises."""
+    return Quantise(dtype, NARROW, k, scaling, activation=EPILOGUE)
+
+
+def is_tuned(lib: Library, signature: Norm | Quantise) -> bool:
+    """Whether `lib`, which may have no table of that operation, was tuned for a signature."""
+    try:
+        return lib.is_tuned(signature)
+    except AotError:  # an element type that has none, too
+        return False
+
+
+# --- norms ---
+
+# As `cute_aot::add_rmsnorm`, the norm and the sum in one tensor (2, M, N); the norm is packed.
+OPERATORS.define(
+    "add_rmsnorm_packed(int library, Tensor x, Tensor residual, Tensor weight, float eps, str scaling, int few) -> "
+    "Tensor",
+    tags=TAGS,
+)
+
+
+def _add_rmsnorm_packed(
+    library: int, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scaling: str, few: int
+) -> torch.Tensor:
+    both = x.new_empty((2, *x.shape))
+    direct_norm(library, eps=eps, scaling=scaling, few=few)(x, residual, weight, out=both)
+    return both
+
+
+def direct_norm(library: int, *_names: str, eps: float, scaling: str, few: int) -> Callable[..., None]:
+    """What generated code calls in the place of the operator; see `runtime.torch.direct`."""
+
+    def call(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor) -> None:
+        lib, x, residual, weight = library_of(library), bare(x), bare(residual), bare(weight)
+        norm, total = out.unbind()
+        if x.shape[0] <= few:
+            lib.call("rmsnorm", x, weight, residual=residual, out=(norm, total), eps=eps)
+            return
+        y, scale = unpacked(norm, scaling)
+        try:
+            lib.call("rmsnorm", x, weight, residual=residual, scaling=scaling, out=(y, scale, total), eps=eps)
+        except (KernelMiss, ArgumentError) as error:
+            say_once(lib, f"a norm of N {x.shape[1]} that quantises", error, _BY_SERVER)
+            apart = torch.empty_like(x)
+            lib.call("rmsnorm", x, weight, residual=residual, out=(apart, total), eps=eps)
+            _pack(apart, scaling, y, scale)
+
+    return call
+
+
+def _pack(rows: torch.Tensor, scaling: str, y: torch.Tensor, scale: torch.Tensor) -> None:
+    """Let the server quantise rows, and put what it gives where it is looked for."""
+    for to, made in zip((y, scale), by_server(rows, scaling), strict=True):
+        to.copy_(made.reshape(to.shape))
+
+
+@torch.library.register_fake("cute_aot::add_rmsnorm_packed", lib=OPERATORS)
+def _fake_norm(_library: int, x: torch.Tensor, *_: Any) -> torch.Tensor:
+    tell_inductor()
+    return x.new_empty((2, *x.shape))
+
+
+# --- activations ---
+
+# The server's own activation, (M, K) of x (M, 2 K), as something that the pass knows; and that which packs.
+OPERATORS.define("swiglu(int library, Tensor x) -> Tensor", tags=TAGS)
+OPERATORS.define("swiglu_packed(int library, Tensor x, str scaling, int few) -> Tensor", tags=TAGS)
+
+
+def _swiglu(library: int, x: torch.Tensor) -> torch.Tensor:
+    return activation_of(library)(bare(x))
+
+
+# Generated code calls both through the dispatcher: the server's activation gives its result where it likes.
+def _swiglu_packed(library: int, x: torch.Tensor, scaling: str, few: int) -> torch.Tensor:
+    lib, x = library_of(library), bare(x)
+    if x.shape[0] <= few:
+        return activation_of(library)(x)
+    rows = x.new_empty((x.shape[0], x.shape[1] // 2))
+    y, scale = unpacked(rows, scaling)
+    try:
+        lib.call("quantise", x, scaling=scaling, activation=EPILOGUE, out=(y, scale))
+    except (KernelMiss, ArgumentError) as error:
+        say_once(lib, f"a SwiGLU of K {rows.shape[1]} that quantises", error, _BY_SERVER)
+        _pack(activation_of(library)(x), scaling, y, scale)
+    return rows
+
+
+@torch.library.register_fake("cute_aot::swiglu", lib=OPERATORS)
+def _fake_swiglu(_library: int, x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+@torch.library.register_fake("cute_aot::swiglu_packed", lib=OPERATORS)
+def _fake_swiglu_packed(_library: int, x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+for _key in ("CUDA", "CPU"):  # the CPU too, where the library itself says what is wrong
+    OPERATORS.impl("add_rmsnorm_packed", _add_rmsnorm_packed, _key)
+    OPERATORS.impl("swiglu", _swiglu, _key)
+    OPERATORS.impl("swiglu_packed", _swiglu_packed, _key)
+
+PACKED_NORM = torch.ops.cute_aot.add_rmsnorm_packed.default
+SWIGLU = torch.ops.cute_aot.swiglu.default
+PACKED_SWIGLU = torch.ops.cute_aot.swiglu_packed.default
+DIRECT[PACKED_NORM] = Direct(__name__, "direct_norm")
+
+
+class Activation(torch.nn.Module):
+    """The activation of an MLP, as an operator that the pass knows where x is (M, 2 K) of this type, else as it was."""
+
+    def __init__(self, number: int, activation: torch.nn.Module, dtype: str) -> None:
+        super().__init__()
+        self.number, self.activation, self.dtype = number, activation, getattr(torch, TORCH_NAMES[dtype])
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """What torch.compile traces."""
+        if x.dim() != 2 or x.dtype != self.dtype:
+            return self.activation(x)
+        return SWIGLU(self.number, x.contiguous())
+
+
+# --- the pass ---
+
+
+class _Read(NamedTuple):
+    """The GEMMs that read something, all alike, and how: the library's number, the scaling, and up to how many tokens
+    they quantise themselves."""
+
+    by: list[Any]
+    library: int
+    scaling: str
+    few: int
+
+
+def fuse(graph: torch.fx.Graph) -> None:
+    """Let norms with a residual, and activations, quantise what only GEMMs read that quantise all alike, where the
+    library was tuned for that."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in (ADD_RMSNORM, SWIGLU):
+            continue
+        is_norm, value = node.target is ADD_RMSNORM, node.meta.get("val")
+        read = _read(_norms(node) if is_norm else [node])
+        if read is None or read.library != node.args[0] or value is None or value.dim() != (3 if is_norm else 2):
+            continue
+        of = norm_of if is_norm else swiglu_of
+        if is_tuned(library_of(read.library), of(dtype_name(value.dtype), int(value.shape[-1]), read.scaling)):
+            _put(graph, node, PACKED_NORM if is_norm else PACKED_SWIGLU, read)
+
+
+def _put(graph: torch.fx.Graph, node: Any, packed: Any, read: _Read) -> None:
+    """Put an operator that packs in the place of `node`, and tell those that read it."""
+    with graph.inserting_before(node):
+        new = graph.call_function(packed, (*node.args, read.scaling, read.few))
+    new.meta.update({key: of for key, of in node.meta.items() if key != "eager_input_vals"})
+    node.replace_all_uses_with(new)
+    graph.erase_node(node)
+    for gemm in read.by:
+        gemm.args = (*gemm.args[:5], *Unquantised(*gemm.args[5:])._replace(packed=True))
+
+
+def _read(parts: Iterable[Any]) -> _Read | None:
+    """How all `parts` are read, where that is by GEMMs that quantise alike, and nothing else; a part may be None, for a
+    use of something else."""
+    found = list[Any]()
+    for part in parts:
+        if part is None:
+            return None
+        for user in part.users:
+            if user.target is not QUANTISING or [at for at, of in enumerate(user.args) if of is part] != [1]:
+                return None
+            found.append(user)
+    ways = {(gemm.args[0], (way := Unquantised(*gemm.args[5:])).scaling, way.few, way.packed) for gemm in found}
+    if len(ways) != 1:
+        return None
+    ((library, scaling, few, packed),) = ways
+    return None if packed else _Read(found, library, scaling, few)
+
+
+def _norms(node: Any) -> Iterator[Any]:
+    """What is the first half of a node's tensor (2, M, N), and None for any use of it but a half."""
+    for user in node.users:
+        if user.target is torch.ops.aten.unbind.int and user.args in ((node,), (node, 0)):
+            for half in user.users:
+                if half.target is not operator.getitem:
+                    yield None
+                elif half.args[1] == 0:
+                    yield half
+        elif user.target is torch.ops.aten.select.int and user.args[:2] == (node, 0):
+            if user.args[2] == 0:
+                yield user
+            elif user.args[2] != 1:
+                yield None
+        else:
+            yield None
