@@ -68,7 +68,8 @@ class Signature(FieldSignature):
     def extents(self) -> Mapping[str, int]:
         """The extent of each axis of `operands` that does not depend on M."""
         blocks = {axis: extent_of(axis, {"K": self.k}) for axis in scale_axes(self.scaling)[1:]}
-        return {"K": self.k} | blocks | ({"groups": self.groups} if self.groups else {})
+        gated = {} if self.activation == "none" else {"2*K": 2 * self.k}
+        return {"K": self.k} | gated | blocks | ({"groups": self.groups} if self.groups else {})
 
     def to_json(self) -> dict[str, Any]:
         """What `Quantise.read` reads. No activation is not mentioned, as before there was none."""

@@ -141,6 +141,7 @@ def test_gates_are_what_an_archive_without_them_was_not_built_for() -> None:
     assert {v.epilogue for v in kernels} == {"swiglu"}
     assert {v.epilogue for v in building("quantise").variants("sm_90a", BLOCKS)} == {"none"}
     assert unsuited(kernels[0], BLOCKS) == "quantise: epilogue is swiglu, not none"
+    assert GATED.extents() == {"K": 768, "2*K": 1536, "K/128": 6}
 
 
 def test_ends_of_groups_and_outputs_may_be_given(library: Library, driver: RecordingDriver) -> None:

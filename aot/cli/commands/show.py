@@ -172,7 +172,8 @@ def _print_operands(entry: dict[str, Any]) -> None:
     if entry["names"]:
         print_wrapped(f"{names_of_operation(entry['operation'])}: {', '.join(entry['names'])}", rest="  ")
     print_wrapped(f"takes: {', '.join(_operand(o) for o in entry['operands'])}", rest="  ")
-    said = {name: word for name, word in entry["signature"].items() if name in ("epilogue", "scaling", "overlap")}
+    words = "epilogue", "activation", "scaling", "overlap"
+    said = {name: word for name, word in entry["signature"].items() if name in words}
     if unusual := [f"{name} {word}" for name, word in said.items() if word not in ("none", "serial")]:
         print_wrapped(f"with: {', '.join(unusual)}", rest="  ")
 
