@@ -145,7 +145,8 @@ class RmsNorm(FieldOperation[Signature]):
         try:
             given = dict(zip(names, out if len(names) > 1 else (out,), strict=True))
         except (TypeError, ValueError):
-            what = " and ".join([*["a residual"][: len(others)], *["a scaling"][: "scale" in names]])
+            words = {"scale": "a scaling", "sum": "a residual"}
+            what = " and ".join(words[name] for name in names[1:])
             raise ArgumentError(f"out of rmsnorm with {what} must be ({', '.join(names)})") from None
         to = {name: view(of, "out" if name == "y" else name, True) for name, of in given.items()}
         _check_alike(seen, of_weight, [*others, *(of for name, of in to.items() if name != "scale")])
@@ -170,8 +171,8 @@ def _check_written(
     rows: tuple[TensorView, ...],
     weight: TensorView,
 ) -> None:
-    """Refuse outputs that are not of `wanted` shapes and types, but y in another of those without scales, or share
-    memory; those that are one of `rows`, element by element, do not."""
+    """Refuse outputs of other shapes or types than `wanted` has, where y may have any type but e4m3 without scales, and
+    outputs that share memory, unless one is exactly x or the residual, which are `rows`."""
     if (to["y"].dtype == NARROW) != ("scale" in to):
         raise ArgumentError(f"out of rmsnorm is in {NARROW} with a scaling, and never else; found {to['y'].dtype}")
     for name, of in to.items():

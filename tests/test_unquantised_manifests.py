@@ -48,7 +48,7 @@ def test_layers_of_one_k_are_quantised_by_one_kernel() -> None:
 
 @pytest.mark.parametrize("scaling", ["block", "row_column"])
 def test_what_swiglu_gives_down_is_quantised_with_it(scaling: str) -> None:
-    for name in ("down", "down_proj"):
+    for name in ("down", "down_proj", "down_proj_n512_k1024"):
         down = dataclasses.replace(gemm(scaling), name=name)
         _, (quantise, swiglu) = of_unquantised([down], HOPPER)
         assert quantise.name == f"{name}_quantise"

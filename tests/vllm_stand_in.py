@@ -83,7 +83,7 @@ def _engine() -> Contents:
             self.additional_config, self.quant_config, self.runner = additional_config, quant, "v1"
             self.model_config = types.SimpleNamespace(model="org/some-model")
             self.compilation_config = types.SimpleNamespace(
-                cudagraph_capture_sizes=list(sizes), inductor_compile_config={}
+                cudagraph_capture_sizes=list(sizes), inductor_compile_config={}, mode=3, backend="inductor"
             )
             self.parallel_config = types.SimpleNamespace(
                 enable_dbo=False,
@@ -97,7 +97,8 @@ def _engine() -> Contents:
             )
 
         def compute_hash(self) -> str:
-            return hashlib.sha256(json.dumps(self.additional_config).encode()).hexdigest()[:10]
+            passes = [made.uuid() for made in self.compilation_config.inductor_compile_config.values()]
+            return hashlib.sha256(json.dumps([self.additional_config, passes]).encode()).hexdigest()[:10]
 
     class CallableInductorPass:
         def __init__(self, callable: Any, uuid: Any = None) -> None:
@@ -116,6 +117,7 @@ def _engine() -> Contents:
 
     return {
         "vllm.config.vllm": {"VllmConfig": VllmConfig},
+        "vllm.config.compilation": {"CompilationMode": types.SimpleNamespace(NONE=0, VLLM_COMPILE=3)},
         "vllm.platforms": {"current_platform": types.SimpleNamespace(pass_key="post_grad_custom_post_pass")},
         "vllm.compilation.passes.inductor_pass": {"CallableInductorPass": CallableInductorPass},
         "vllm.v1.worker.worker_base": {"WorkerBase": WorkerBase},

@@ -7,6 +7,7 @@ that of decode steps may overlap with, or behind gates by one that computes the 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 
 from runtime.gemm.signature import Signature
@@ -16,12 +17,13 @@ from runtime.quantise import Signature as Quantise
 
 from ..search.unserved import variants
 from .manifest import Gemm, Use
-from .ways import GATE, MOST_TOKENS, PARTS
+from .ways import GATE, MOST_TOKENS
 
 NO_LAYER = (
     "has no layer in e4m3 scaled by blocks, or by tokens and channels, that kernels quantise tokens of; leave it out"
 )
 FEW = 16  # up to which one kernel is faster than two: docs/kernels/sm90_small_m.md
+_DOWN = re.compile(r"down(?:_proj)?(?:_n\d+_k\d+)?")  # as a recording names one that there are several of, too
 _NAME = 55  # letters of a layer's, so that a manifest takes what is added
 
 
@@ -42,7 +44,8 @@ def with_few_in_blocks(gemms: Iterable[Gemm], targets: Sequence[str]) -> list[Ge
 def of_unquantised(gemms: Iterable[Gemm], targets: Sequence[str], gated: bool = True) -> tuple[list[Gemm], list[Use]]:
     """GEMMs, and behind each in fp8 with scales of blocks, or of tokens and channels, that of few tokens, `few` added
     to its name, and that which overlaps with what quantises more, `behind` added; and what quantises these, for `down`
-    also what SwiGLU before it gives, if layers are `gated` so. Each only if one of `targets` has kernels for it."""
+    also what SwiGLU before it gives, if layers are `gated` so, or nobody knows. Each only if one of `targets` has
+    kernels for it."""
     found, rows = list[Gemm](), dict[Quantise, Gemm]()
     for gemm in gemms:
         found.append(gemm)
@@ -54,7 +57,7 @@ def of_unquantised(gemms: Iterable[Gemm], targets: Sequence[str], gated: bool = 
         if _served(quantise, targets):
             rows.setdefault(quantise, gemm)
             swiglu = dataclasses.replace(quantise, activation=GATE)
-            if gated and gemm.name.removesuffix("_proj") == PARTS[-1] and _served(swiglu, targets):
+            if gated and _DOWN.fullmatch(gemm.name) and _served(swiglu, targets):
                 rows.setdefault(swiglu, gemm)
             found += _of_tokens(gemm, "behind", dataclasses.replace(s, overlap=OVERLAPS[-1]), FEW + 1, MOST_TOKENS)
     uses = [Use(_name(gemm, of), of, _between(gemm, FEW + 1, None)) for of, gemm in rows.items()]

@@ -131,7 +131,7 @@ def unquantised(lib: Library, signature: Signature) -> tuple[Unquantised | None,
     if not _tuned_to(lib, few):
         few = dataclasses.replace(few, overlap=OVERLAPS[0])
     rows = Quantise(signature.d, signature.a, signature.k, signature.scaling)
-    most, behind, quantises = _tuned_to(lib, few), _tuned_to(lib, early), _is_tuned(lib, rows)
+    most, behind, quantises = _tuned_to(lib, few), _tuned_to(lib, early), is_tuned(lib, rows)
     if not (most or quantises):
         return None, ()
     besides = [Besides(few.key(), 1, most)] if most else []
@@ -152,11 +152,11 @@ def _tuned_to(lib: Library, signature: Signature) -> int:
     return tuned.tuned_to or 0
 
 
-def _is_tuned(lib: Library, signature: Quantise) -> bool:
+def is_tuned(lib: Library, signature: Any) -> bool:
     """Whether an archive, which may have no table of that operation, was tuned for a signature."""
     try:
         return lib.is_tuned(signature)
-    except AotError:
+    except AotError:  # an element type that has none, too
         return False
 
 

@@ -17,8 +17,8 @@ from ..rmsnorm import RMSNORM, Signature
 from ..serve.library import Library
 from ..torch.norms import ADD_RMSNORM
 from ..torch.operations import operators_of
-from .linears import FP8, NORM, Besides, Decision, vector_problem
-from .packed_tokens import Rows, is_tuned, norm_of
+from .linears import FP8, NORM, Besides, Decision, is_tuned, vector_problem
+from .packed_tokens import Rows, norm_of
 
 _NUMBER, _PLAIN, _OWN = "_cute_aot_number", "_cute_aot_plain_norm", "_cute_aot_forward"
 _FORWARD = "_forward_method"  # what vLLM's custom operators call, chosen when they are made

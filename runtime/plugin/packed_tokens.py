@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import AotError, ArgumentError, KernelMiss
+from ..errors import ArgumentError, KernelMiss
 from ..numbers.dtypes import TORCH_NAMES
 from ..numbers.quantised import NARROW
 from ..program.tensor import dtype_name
 from ..quantise import Signature as Quantise
 from ..rmsnorm import Signature as Norm
-from ..serve.library import Library
 from ..torch.norms import ADD_RMSNORM
 from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, bare, library_of, tell_inductor
 from .activations import EPILOGUE
 from .gated import activation_of
+from .linears import is_tuned
 from .scaled import QUANTISING, Unquantised, by_server, say_once, unpacked
 
 _BY_SERVER = "was left to one that does not, and to the server"
@@ -48,14 +48,6 @@ def norm_of(dtype: str, n: int, scaling: str) -> Norm:
 def swiglu_of(dtype: str, k: int, scaling: str) -> Quantise:
     """That of SwiGLU of rows of 2 * `k` elements of this type, which quantises."""
     return Quantise(dtype, NARROW, k, scaling, activation=EPILOGUE)
-
-
-def is_tuned(lib: Library, signature: Norm | Quantise) -> bool:
-    """Whether `lib`, which may have no table of that operation, was tuned for a signature."""
-    try:
-        return lib.is_tuned(signature)
-    except AotError:  # an element type that has none, too
-        return False
 
 
 # --- norms ---
@@ -202,7 +194,9 @@ def _put(graph: torch.fx.Graph, node: Any, packed: Any, read: _Read) -> None:
     """Put an operator that packs in the place of `node`, and tell those that read it."""
     with graph.inserting_before(node):
         new = graph.call_function(packed, (*node.args, read.scaling, read.few))
-    new.meta.update({key: of for key, of in node.meta.items() if key != "eager_input_vals"})
+    new.meta.update(node.meta)
+    if (given := node.meta.get("eager_input_vals")) is not None:  # by whose strides Inductor lays out what is given
+        new.meta["eager_input_vals"] = (*given[0], read.scaling, read.few), given[1]
     node.replace_all_uses_with(new)
     graph.erase_node(node)
     for gemm in read.by:

@@ -218,20 +218,20 @@ class Served:
         after them, where the archive was tuned for that."""
         from . import gated
         from .activations import mlps
-        from .linears import ACTIVATION, Decision
-        from .packed_tokens import Activation, is_tuned, swiglu_of
+        from .linears import ACTIVATION, Decision, is_tuned
+        from .packed_tokens import Activation, swiglu_of
 
         assert self.lib is not None
         for mlp in mlps(model, silu_and_mul):
             k = getattr(mlp.module.down_proj, "input_size_per_partition", 0)
-            rows = [of for of in self._read if of.k == k]
-            keys = {s.key() for s in (swiglu_of(*of[:3]) for of in rows) if is_tuned(self.lib, s)}
-            if len(keys) != 1:  # none, or the model's down are of several kinds
+            wanted = {swiglu_of(*of[:3]) for of in self._read if of.k == k}
+            wanted = {s for s in wanted if is_tuned(self.lib, s)}
+            if len(wanted) != 1:  # none, or the model's down are of several kinds
                 continue
-            (dtype,) = {of.dtype for of in rows}
-            mlp.module.act_fn = Activation(self._number(), mlp.activation, dtype)
+            (signature,) = wanted
+            mlp.module.act_fn = Activation(self._number(), mlp.activation, signature.x)
             gated.use(self._number(), mlp.kernel)
-            self._decisions[mlp.module.act_fn] = Decision(ACTIVATION, keys.pop())
+            self._decisions[mlp.module.act_fn] = Decision(ACTIVATION, signature.key())
             self._fused.append(mlp)
 
     def _take_norms(self, model: Any, rms_norm: type) -> None:

@@ -197,6 +197,9 @@ READ = {
     "vllm.config.compilation": (
         "CompilationConfig.cudagraph_capture_sizes",
         "CompilationConfig.inductor_compile_config",
+        "CompilationConfig.mode",
+        "CompilationConfig.backend",
+        "CompilationMode.VLLM_COMPILE",
     ),
     "vllm.config.offload": (
         "OffloadConfig.uva",

@@ -377,10 +377,13 @@ def _workspaces(parallel_config: Any) -> str:
 
 def _put_pass(config: Any) -> bool:
     """Let norms and activations quantise what fp8 GEMMs read in the graphs that vLLM compiles with this config, unless
-    its place for a pass of the user's is taken, or not as it is known; whether they do."""
+    it compiles none, or its place for a pass of the user's is taken or not as it is known; whether they do."""
     from ..plugin.packed_tokens import fuse
 
     try:
+        mode = importlib.import_module("vllm.config.compilation").CompilationMode.VLLM_COMPILE
+        if config.mode != mode or config.backend not in ("", "inductor"):
+            return False
         ((made_of, _),) = hooks.look_up([hooks.PASS])
         key = importlib.import_module("vllm.platforms").current_platform.pass_key
         made = config.inductor_compile_config.setdefault(key, made_of(fuse, f"cute_aot {_sources()}"))

@@ -17,7 +17,10 @@ import runtime
 from aot.tune.quantise.measures import activated, quantised
 from runtime.container.archive import Archive
 from runtime.errors import DeviceError
+from runtime.plugin import gated
 from runtime.plugin import scaled as operator
+from runtime.plugin.packed_tokens import Rows
+from runtime.plugin.served import Served
 from runtime.quantise import Signature
 
 from .. import vllm_stand_in
@@ -50,6 +53,7 @@ class OfBoth(OnCpu):
         if self.missing:
             raise runtime.KernelMiss("none", "no kernel runs")
         (x,), activation = operands, words.get("activation", "none")
+        assert x.is_contiguous(), "which kernels demand"
         self.calls.append((activation, x.shape[0], words["scaling"]))
         for to, of in zip(words["out"], quantised(activated(x, activation), "e4m3", words["scaling"]), strict=True):
             to.copy_(of)
@@ -153,6 +157,36 @@ def test_outside_a_graph_the_activation_is_the_servers(serve: Callable[..., Serv
     assert close(mlp(x), mlp.down_proj.layer, expected(x))
     assert server.lib.calls == [("none", MOST + 1, scaling), ("gemm", MOST + 1, "scaled")]
     assert mlp.act_fn(x.float()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("m", [MOST, MOST + 1])
+def test_contiguous_rows_come_to_the_servers_kernel_and_to_the_archives(serve: Callable[..., Server], m: int) -> None:
+    server = serve()
+    mlp, options = loaded(server, "block")
+    laid_out = []
+
+    def silu_and_mul(x: Any) -> Any:
+        laid_out.append(x.is_contiguous())
+        return expected(x)
+
+    gated.use(mlp.act_fn.number, silu_and_mul)
+    x = gates(m)
+    assert close(compiled(lambda x: mlp(x.t() * 2), options)(x.t().contiguous()), mlp.down_proj.layer, expected(2 * x))
+    assert laid_out == [True] * (m <= MOST)
+
+
+def test_layers_of_another_type_and_the_same_k_do_not_matter(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unquantised = Served.unquantised
+
+    def with_another(self: Any, signature: Any) -> Any:
+        self._read.add(Rows("f16", K, "block", MOST))
+        return unquantised(self, signature)
+
+    monkeypatch.setattr(Served, "unquantised", with_another)
+    mlp, _ = loaded(serve(), "block")
+    assert (type(mlp.act_fn).__name__, mlp.act_fn.dtype) == ("Activation", torch.bfloat16)
 
 
 def test_what_others_read_is_not_quantised(serve: Callable[..., Server]) -> None:

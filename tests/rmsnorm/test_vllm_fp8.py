@@ -51,6 +51,7 @@ class OfBoth(OnCpu):
             raise runtime.KernelMiss("none", "no kernel runs")
         self.calls.append((operation, operands[0].shape[0], scaling))  # type: ignore[arg-type]
         assert operation == "rmsnorm"
+        assert operands[0].is_contiguous(), "which kernels demand"
         x, weight = operands
         total = x if words.get("residual") is None else x + words["residual"]
         y = nn.functional.rms_norm(total, weight.shape, weight, words["eps"])
@@ -135,7 +136,7 @@ def test_a_norm_quantises_for_the_gemm_behind_it(
         return gemm.apply_weights(layer, y), total
 
     run = compiled(step, options)
-    for m in (MOST + 1, MOST, 40):
+    for m in (MOST + 1, MOST, 40, 0):
         x, residual = tokens(m)
         server.lib.calls.clear()
         d, total = run(x, residual)
@@ -144,6 +145,15 @@ def test_a_norm_quantises_for_the_gemm_behind_it(
         of_norm, of_gemm = ("none", "none") if m <= MOST else (scaling, "scaled")
         assert server.lib.calls == [("rmsnorm", m, of_norm), ("gemm", m, of_gemm)]
     assert "through torch's dispatcher" not in caplog.text
+
+
+@pytest.mark.parametrize("m", [MOST, MOST + 1])
+def test_a_norm_that_quantises_gets_contiguous_rows(serve: Callable[..., Server], m: int) -> None:
+    server = serve()
+    norm, gemm, layer, options = loaded(server, "block")
+    run = compiled(lambda x, r: gemm.apply_weights(layer, norm(x.t() * 2, r)[0]), options)
+    x, residual = tokens(m)
+    assert close(run(x.t().contiguous(), residual), layer, norm(2 * x, residual)[0])
 
 
 @both
@@ -212,14 +222,18 @@ def test_a_pass_of_the_users_keeps_its_place_and_others_get_none(serve: Callable
     config = server.config(MINE, quant=object())
     config.compilation_config.inductor_compile_config[KEY] = "mine"
     assert loaded(server, "block", config)[3] == {KEY: "mine"}
-    config = server.config(MINE)
-    server.serve(nn.Linear(2, 2), config=config)
-    assert config.compilation_config.inductor_compile_config == {}
+    for other in ({}, {"mode": 0}, {"mode": 2}, {"backend": "eager"}):
+        config = server.config(MINE, quant=object() if other else None)
+        vars(config.compilation_config).update(other)
+        server.serve(nn.Linear(2, 2), config=config)
+        assert config.compilation_config.inductor_compile_config == {}, other
     config = server.config(MINE, quant=object())
+    key = config.compute_hash()
     server.serve(nn.Linear(2, 2), config=config)
     (mine,) = config.compilation_config.inductor_compile_config.values()
     assert mine.callable is fuse
     assert mine.uuid().startswith("cute_aot ")
+    assert config.compute_hash() != key
 
 
 def test_norms_do_not_quantise_where_vllm_has_no_such_place(serve: Callable[..., Server]) -> None:
