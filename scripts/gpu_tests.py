@@ -93,6 +93,11 @@ ARCHIVES = (
         racecheck=(("--schedules",),),
     ),
     Tested(
+        *("fp8_layers", ("tests/data/fp8_layers.yaml", "--candidates", "2")),
+        tune=("--finalists", "2", "--repeats", "2"),
+        tests=("tests/test_gpu_packed_tokens.py", "tests/quantise", "tests/rmsnorm"),
+    ),
+    Tested(
         *("w4", ("tests/data/w4.yaml", "--candidates", "4")),
         tests=("tests/test_gpu_w4.py", "tests/test_gpu_kernels.py"),
         memcheck=((),),

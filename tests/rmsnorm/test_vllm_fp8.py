@@ -106,9 +106,11 @@ def loaded(server: Server, scaling: str, config: Any = None) -> tuple[Any, Any, 
 
 def compiled(of: Callable[..., Any], options: Any) -> Callable[..., Any]:
     """`of` as vLLM's workers have Inductor compile it."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
     made_of = options[KEY]
 
-    class Pass(torch._inductor.custom_graph_pass.CustomGraphPass):
+    class Pass(CustomGraphPass):
         def __call__(self, graph: Any) -> None:
             made_of(graph)
 
