@@ -3,9 +3,9 @@ both, rounded, is written and takes the place of x. With scales y, rounded as x 
 128 elements of a row, or for each row: bit for bit what `quantise` makes of it.
 
 One block a row, 16-byte loads and stores, sums and products in f32. Any M, any N that is a multiple of 8, any leading
-strides that are. The first 32 elements of each thread stay in registers, 8 in blocks of more than 512 threads, so that
-a row of so many for each thread or fewer is read once; of a longer one the rest is read again, from a cache unless it
-is longer than that. Any GPU since Ampere.
+strides that are. The first 32 elements of each thread stay in registers, fewer in large blocks, so that a row of so
+many for each thread or fewer is read once; of a longer one the rest is read again, from a cache unless it is longer
+than that. Any GPU since Ampere.
 
 A scale for 128 elements is of 16 neighbouring threads' vectors, and one for a row of all threads', which then read what
 is not in registers a third time.
@@ -26,16 +26,17 @@ from .amax import inverse_of, over_threads, scale_of
 _VECTOR = 8  # 16-bit elements in 16 bytes
 _THREADS_OF_BLOCK = 16  # which have 128 elements
 _WARP = 32
+_UNROLL = 2  # of loops over what is not in registers, of which four at once overflow them on sm_103a
 
 
 class RmsNorm:
-    """The kernel for blocks of `threads` threads, a multiple of the warp size."""
+    """The kernel for blocks of `threads` threads, a multiple of the warp size; `scaled` if y has scales."""
 
-    def __init__(self, threads: int, overlap: bool = False) -> None:
+    def __init__(self, threads: int, overlap: bool = False, scaled: bool = False) -> None:
         self.threads, self.overlap = threads, overlap
         # Vectors of a row that a thread keeps, with as many of the residual and the weight: 1,024 threads have 64
-        # registers each, which two of each would overflow.
-        self.held = 4 if threads <= 512 else 1
+        # registers each, which two of each would overflow, as four would that many of 512 threads on sm_120a.
+        self.held = 1 if threads > 512 else 2 if scaled and threads > 256 else 4
 
     @cute.jit
     def __call__(
@@ -115,7 +116,7 @@ class RmsNorm:
                     cute.copy(copy, held[None, i], added[1][None, thread + i * self.threads])
             squares += _sum_of_squares(held[None, i])
         other = cute.make_rmem_tensor((_VECTOR,), x.element_type)
-        for i in cutlass.range(thread + self.held * self.threads, vectors, self.threads):
+        for i in cutlass.range(thread + self.held * self.threads, vectors, self.threads, unroll=_UNROLL):
             cute.copy(copy, x_row[None, i], other)
             if cutlass.const_expr(residual is not None):
                 cute.copy(copy, added[0][None, i], more[None, 0])
@@ -126,14 +127,16 @@ class RmsNorm:
 
         squares = self._sum_over_block(squares, thread)
         over_rms = cute.math.rsqrt(squares / cutlass.Float32(extent) + eps)
-        for i in cutlass.range_constexpr(self.held):
-            _scale(held[None, i], over_rms, factors[None, i])
         of_rest = x_row if cutlass.const_expr(residual is None) else added[1]
+        if cutlass.const_expr(scale is not None):
+            for i in cutlass.range_constexpr(self.held):
+                _scale(held[None, i], over_rms, factors[None, i])
         if cutlass.const_expr(scale is None):
             for i in cutlass.range_constexpr(self.held):
+                _scale(held[None, i], over_rms, factors[None, i])
                 if thread + i * self.threads < vectors:
                     cute.copy(copy, held[None, i], y_row[None, thread + i * self.threads])
-            for i in cutlass.range(thread + self.held * self.threads, vectors, self.threads):
+            for i in cutlass.range(thread + self.held * self.threads, vectors, self.threads, unroll=_UNROLL):
                 self._norm(of_rest, weights, i, over_rms, other)
                 cute.copy(copy, other, y_row[None, i])
         elif cutlass.const_expr(cute.rank(scale) == 1):
@@ -170,14 +173,14 @@ class RmsNorm:
         amax = cutlass.Float32(0.0)
         for i in cutlass.range_constexpr(self.held):
             amax = cute.arch.fmax(amax, _magnitude(held[None, i]))
-        for i in cutlass.range(behind, vectors, self.threads):
+        for i in cutlass.range(behind, vectors, self.threads, unroll=_UNROLL):
             self._norm(of_rest, weights, i, over_rms, other)
             amax = cute.arch.fmax(amax, _magnitude(other))
         amax = self._largest_over_block(amax, thread)
         for i in cutlass.range_constexpr(self.held):
             if thread + i * self.threads < vectors:
                 _store_narrow(held[None, i], amax, y_row[None, thread + i * self.threads])
-        for i in cutlass.range(behind, vectors, self.threads):
+        for i in cutlass.range(behind, vectors, self.threads, unroll=_UNROLL):
             self._norm(of_rest, weights, i, over_rms, other)
             _store_narrow(other, amax, y_row[None, i])
         if thread == 0:

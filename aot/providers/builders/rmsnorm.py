@@ -44,5 +44,5 @@ def rmsnorm(variant: Variant) -> Buildable:
         ScalarArgument("eps", "f32"),
         StreamArgument("stream"),
     ]
-    made = RmsNorm(variant.integer("threads"), bool(variant.options["overlap"]))
+    made = RmsNorm(variant.integer("threads"), bool(variant.options["overlap"]), scaled)
     return Buildable(made, stand_ins_by_name(tree, symbols, _OPERANDS), tree, symbols)
