@@ -26,10 +26,9 @@ from runtime.quantise import Signature
 from .. import vllm_stand_in
 from ..moe.test_operation import tensors_of
 from ..recording_driver import RecordingDriver, entry, operands_record, tensors_record, write_archive
-from ..rmsnorm.test_vllm_fp8 import KEY, compiled
-from ..test_vllm_fp8 import SERVED, made, scaled
+from ..rmsnorm.test_vllm_fp8 import KEY, OfBoth, compiled
+from ..test_vllm_fp8 import SERVED, made
 from ..test_vllm_fp8_few import FEW, MOST, SCALINGS, close, layer_of
-from ..torch_stand_in import OnCpu
 from ..vllm_stand_in import LAYERS, MINE, K, Server, Start, fp8_layer
 
 start = vllm_stand_in.start  # a fixture
@@ -37,16 +36,8 @@ start = vllm_stand_in.start  # a fixture
 each = pytest.mark.parametrize("scaling", SCALINGS)
 
 
-class OfBoth(OnCpu):
-    """Computes quantised rows and fp8 GEMMs in float32, and records which of them, of how many tokens, and how."""
-
-    missing = False  # what quantises
-
-    def gemm(self, a: Any, b: Any, *, out: Any = None, stream: Any = None, **more: Any) -> Any:
-        scale_a, scale_b = more.get("scale_a"), more["scale_b"]
-        self.calls.append(("gemm", a.shape[0], "none" if scale_a is None else "scaled"))  # type: ignore[arg-type]
-        d = (a.float() if scale_a is None else scaled(a, scale_a)) @ scaled(b, scale_b).T
-        return d.to(more["dtype"]) if out is None else out.copy_(d)
+class OfRows(OfBoth):
+    """Computes quantised rows in the place of norms."""
 
     def call(self, operation: str, *operands: Any, stream: Any = None, **words: Any) -> Any:
         assert operation == "quantise"
@@ -103,7 +94,7 @@ def serve(tmp_path: Path, start: Start) -> Callable[..., Server]:
             "quantise",
         )
         archives = [Archive.open(tmp_path / f"{name}.aot") for name in ("gemms", "rows")]
-        lib = OfBoth(archives, RecordingDriver(kernels=kernels))
+        lib = OfRows(archives, RecordingDriver(kernels=kernels))
         server = start(load=lambda paths, **options: lib)
         server.lib = lib
         return server
@@ -230,14 +221,14 @@ def test_activations_are_vllms_again_where_kernels_cannot_be_loaded(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve()
-    preload = OfBoth.preload
+    preload = OfRows.preload
 
     def fail(self: Any, *sizes: Any, only: Any = None) -> None:
         if any("swiglu" in key for key in only):
             raise DeviceError("no memory")
         preload(self, *sizes, only=only)
 
-    monkeypatch.setattr(OfBoth, "preload", fail)
+    monkeypatch.setattr(OfRows, "preload", fail)
     mlp, _ = loaded(server, "block")
     assert type(mlp.act_fn).__name__ == "SiluAndMul"
     assert server.lines[-1].endswith("serves nothing, vLLM's kernels do: no memory")
