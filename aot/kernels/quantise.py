@@ -2,7 +2,8 @@
 
 A thread has 16 neighbouring elements of a row, two loads and one store of 16 bytes, so 8 neighbouring threads have what
 shares a scale where that is a block. `Quantise` gives each 8 threads a block of 128 of any row, or each row a block of
-threads, which reads it twice. Rows behind the end of the last group, where there are groups, are left alone.
+threads, which keep up to 16,384 elements in registers and read the rest twice. Rows behind the end of the last group,
+where there are groups, are left alone.
 
 With an activation a row has gates, and behind them as many elements that they gate: what comes of both, computed in f32
 and rounded to the rows' type, is what is quantised.
@@ -22,6 +23,8 @@ WIDTH = 16  # elements of a thread
 THREADS_OF_BLOCK = 8  # which have 128 elements
 WARP = 32
 _LOAD = 8  # elements in 16 bytes
+_HELD = 1024  # times 16 elements of a row that a block's threads keep in registers, with as many gates before
+_MOST_HELD = 8  # of these that a thread keeps
 
 
 class Quantise:
@@ -30,6 +33,7 @@ class Quantise:
 
     def __init__(self, by_row: bool, threads: int, overlap: bool = False, activation: str = "none") -> None:
         self.by_row, self.threads, self.overlap, self.activation = by_row, threads, overlap, activation
+        self.held = max(1, min(_HELD // threads, _MOST_HELD))  # so often a thread keeps 16 elements of a row
 
     @cute.jit
     def __call__(self, x: cute.Tensor, ends: Any, y: cute.Tensor, scale: cute.Tensor, stream: Any) -> None:
@@ -74,19 +78,49 @@ class Quantise:
     def whole_rows(self, x: cute.Tensor, ends: Any, y: cute.Tensor, scale: cute.Tensor) -> None:
         """The row that the block's index names."""
         self._wait()
-        thread, _, _ = cute.arch.thread_idx()
         row, _, _ = cute.arch.block_idx()
         maxima = allocate_maxima(self.threads, cutlass.memory.SmemAllocator())
         if row < _rows(x, ends):
-            amax = magnitude_of_row(self.threads, x[row, None], maxima, self.activation)
-            values = cute.make_rmem_tensor((WIDTH,), cutlass.Float32)
-            made = cute.make_rmem_tensor((WIDTH,), y.element_type)
-            for at in cutlass.range(thread, cute.size(y, mode=[1]) // WIDTH, self.threads):
-                self._load(x[row, None], at, values)
+            self._whole_row(x[row, None], y, scale, cutlass.Int32(row), maxima)
+
+    @cute.jit
+    def _whole_row(
+        self, x_row: cute.Tensor, y: cute.Tensor, scale: cute.Tensor, row: cutlass.Int32, maxima: cute.Tensor
+    ) -> None:
+        """Quantise one row into row `row` of y; `maxima` is of `allocate_maxima`."""
+        thread, _, _ = cute.arch.thread_idx()
+        vectors, behind = cute.size(y, mode=[1]) // WIDTH, thread + self.held * self.threads
+        values = cute.make_rmem_tensor((WIDTH,), cutlass.Float32)
+        made = cute.make_rmem_tensor((WIDTH,), y.element_type)
+        # All loads are in flight before the first is waited for.
+        parts = _parts(self.activation, x_row)
+        loaded = [cute.make_rmem_tensor((WIDTH, self.held), x_row.element_type) for _ in parts]
+        for i in cutlass.range_constexpr(self.held):
+            for part, to in zip(parts, loaded, strict=True):
+                to[None, i].fill(0.0)
+                if thread + i * self.threads < vectors:
+                    _copy_in(part, thread + i * self.threads, to[None, i])
+        amax = cutlass.Float32(0.0)
+        for i in cutlass.range_constexpr(self.held):
+            if i * self.threads < vectors:
+                _activate(self.activation, [of[None, i] for of in loaded], values)
+                loaded[0][None, i].store(values.load().to(x_row.element_type))
+                amax = cute.arch.fmax(amax, magnitude(values))
+        for at in cutlass.range(behind, vectors, self.threads, unroll=1):
+            self._load(x_row, at, values)
+            amax = cute.arch.fmax(amax, magnitude(values))
+        amax = _largest_of_block(self.threads, amax, maxima)
+        for i in cutlass.range_constexpr(self.held):
+            if thread + i * self.threads < vectors:
+                values.store(loaded[0][None, i].load().to(cutlass.Float32))
                 narrow(values, amax, made)
-                store(made, y, cutlass.Int32(row), at)
-            if thread == 0:
-                scale[row] = scale_of(amax)
+                store(made, y, row, thread + i * self.threads)
+        for at in cutlass.range(behind, vectors, self.threads, unroll=1):
+            self._load(x_row, at, values)
+            narrow(values, amax, made)
+            store(made, y, row, at)
+        if thread == 0:
+            scale[row] = scale_of(amax)
 
     @cute.jit
     def _load(self, row: cute.Tensor, at: cutlass.Int32, values: cute.Tensor) -> None:
@@ -116,32 +150,47 @@ def allocate_maxima(threads: int, smem: Any) -> cute.Tensor:
 @cute.jit
 def load(row: cute.Tensor, at: cutlass.Int32, values: cute.Tensor) -> None:
     """Fill `values` with elements 16 * `at` and the 15 after it of `row` (K), or with zeros behind its end."""
-    copy = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), row.element_type, num_bits_per_copy=128)
-    pieces = cute.zipped_divide(row, (_LOAD,))
-    loaded = cute.make_rmem_tensor((_LOAD, WIDTH // _LOAD), row.element_type)
-    inside = at < cute.size(row) // WIDTH
-    first = cutlass.select_(inside, at, cutlass.Int32(0)) * (WIDTH // _LOAD)
-    for i in cutlass.range_constexpr(WIDTH // _LOAD):
-        cute.copy(copy, pieces[None, first + i], loaded[None, i])
-    for i in cutlass.range_constexpr(WIDTH):
-        value = loaded[i % _LOAD, i // _LOAD].to(cutlass.Float32)
-        values[i] = cutlass.select_(inside, value, cutlass.Float32(0.0))
+    load_activated("none", row, at, values)
 
 
 @cute.jit
 def load_activated(activation: cutlass.Constexpr, row: cute.Tensor, at: cutlass.Int32, values: cute.Tensor) -> None:
     """As `load`, of `row` (K) as it is, or of what gates make of `row` (2 K)."""
-    if cutlass.const_expr(activation == "none"):
-        load(row, at, values)
-    else:
-        k = cute.size(row) // (2 * WIDTH) * WIDTH  # as a multiple of what is loaded at once
-        halves = cute.make_tensor(row.iterator, cute.make_layout((k, 2), stride=(1, k)))
-        load(halves[None, 0], at, values)
-        ups = cute.make_rmem_tensor((WIDTH,), cutlass.Float32)
-        load(halves[None, 1], at, ups)
-        for i in cutlass.range_constexpr(WIDTH):
-            made = gate(activation, values[i], ups[i]).to(row.element_type)
-            values[i] = made.to(cutlass.Float32)
+    parts = _parts(activation, row)
+    inside = at < cute.size(parts[0]) // WIDTH
+    loaded = [cute.make_rmem_tensor((WIDTH,), row.element_type) for _ in parts]
+    for part, to in zip(parts, loaded, strict=True):
+        _copy_in(part, cutlass.select_(inside, at, cutlass.Int32(0)), to)
+    _activate(activation, loaded, values)
+    for i in cutlass.range_constexpr(WIDTH):
+        values[i] = cutlass.select_(inside, values[i], cutlass.Float32(0.0))
+
+
+def _parts(activation: str, row: cute.Tensor) -> list[cute.Tensor]:
+    """`row` (K) itself, or of one that has gates (2 K) these, and what they gate."""
+    if activation == "none":
+        return [row]
+    k = cute.size(row) // (2 * WIDTH) * WIDTH  # as a multiple of what is loaded at once
+    halves = cute.make_tensor(row.iterator, cute.make_layout((k, 2), stride=(1, k)))
+    return [halves[None, 0], halves[None, 1]]
+
+
+def _copy_in(row: cute.Tensor, at: cutlass.Int32, to: cute.Tensor) -> None:
+    """Fill `to` with elements 16 * `at` and the 15 after it of `row`."""
+    copy = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), row.element_type, num_bits_per_copy=128)
+    from_, pieces = cute.zipped_divide(row, (_LOAD,)), cute.zipped_divide(to, (_LOAD,))
+    for i in range(WIDTH // _LOAD):
+        cute.copy(copy, from_[None, at * (WIDTH // _LOAD) + i], pieces[None, i])
+
+
+def _activate(activation: str, loaded: list[cute.Tensor], values: cute.Tensor) -> None:
+    """Fill `values` with what was loaded of `_parts`, or with what gates make of it, rounded to its type."""
+    for i in range(WIDTH):
+        value = loaded[0][i].to(cutlass.Float32)
+        if activation != "none":
+            made = gate(activation, value, loaded[1][i].to(cutlass.Float32))
+            value = made.to(loaded[0].element_type).to(cutlass.Float32)
+        values[i] = value
 
 
 def magnitude(values: cute.Tensor) -> cutlass.Float32:
@@ -153,18 +202,21 @@ def magnitude(values: cute.Tensor) -> cutlass.Float32:
 
 
 @cute.jit
-def magnitude_of_row(
-    threads: cutlass.Constexpr, row: cute.Tensor, maxima: cute.Tensor, activation: cutlass.Constexpr = "none"
-) -> cutlass.Float32:
-    """The largest of a row, or of what gates make of it, in every thread of the block; `maxima` is of
-    `allocate_maxima`."""
+def magnitude_of_row(threads: cutlass.Constexpr, row: cute.Tensor, maxima: cute.Tensor) -> cutlass.Float32:
+    """The largest of a row, in every thread of the block; `maxima` is of `allocate_maxima`."""
     thread, _, _ = cute.arch.thread_idx()
     values = cute.make_rmem_tensor((WIDTH,), cutlass.Float32)
     amax = cutlass.Float32(0.0)
-    halves = 1 if cutlass.const_expr(activation == "none") else 2
-    for at in cutlass.range(thread, cute.size(row) // (halves * WIDTH), threads):
-        load_activated(activation, row, at, values)
+    for at in cutlass.range(thread, cute.size(row) // WIDTH, threads):
+        load(row, at, values)
         amax = cute.arch.fmax(amax, magnitude(values))
+    return _largest_of_block(threads, amax, maxima)
+
+
+@cute.jit
+def _largest_of_block(threads: cutlass.Constexpr, amax: cutlass.Float32, maxima: cute.Tensor) -> cutlass.Float32:
+    """The largest that any thread of the block has, in every one."""
+    thread, _, _ = cute.arch.thread_idx()
     amax = over_threads(amax, WARP)
     if thread % WARP == 0:
         maxima[thread // WARP] = amax

@@ -7,6 +7,6 @@ compiles nothing anew.
 from __future__ import annotations
 
 RMSNORM: dict[str, tuple[int, ...]] = {"threads": (128, 256, 512)}
-QUANTISE: dict[str, tuple[int, ...]] = {"threads": (128, 256)}
+QUANTISE: dict[str, tuple[int, ...]] = {"threads": (128, 256, 512)}
 MOE_PERMUTE: dict[str, tuple[int, ...]] = {"threads": (128, 256)}
 MOE_COMBINE: dict[str, tuple[int, ...]] = {"threads": (128, 256), "at_once": (8, 4, 2)}

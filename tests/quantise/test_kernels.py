@@ -85,7 +85,7 @@ def quantised(
 
 
 @SCALINGS
-@pytest.mark.parametrize(("m", "k"), [(1, 16), (3, 128), (4, 400), (2, 2096), (5, 256)])
+@pytest.mark.parametrize(("m", "k"), [(1, 16), (3, 128), (4, 400), (2, 2096), (5, 256), (1, 16_528)])
 def test_rows_are_over_their_scales_and_rounded(kernels: Mapping[str, Lowered], scaling: str, m: int, k: int) -> None:
     x = rows_of(m, k, k)
     for found, wanted in zip(quantised(kernels, x, scaling), expected(x, scaling), strict=True):
@@ -94,7 +94,7 @@ def test_rows_are_over_their_scales_and_rounded(kernels: Mapping[str, Lowered], 
 
 @SCALINGS
 @pytest.mark.parametrize("threads", [32, 128])
-@pytest.mark.parametrize(("m", "k"), [(1, 16), (4, 400), (2, 1040)])
+@pytest.mark.parametrize(("m", "k"), [(1, 16), (4, 400), (2, 1040), (1, 4304)])
 def test_rows_with_gates_are_silu_of_these_times_the_others(
     kernels: Mapping[str, Lowered], scaling: str, threads: int, m: int, k: int
 ) -> None:
