@@ -11,7 +11,8 @@ pytest.importorskip("torch")
 import torch
 
 from runtime.plugin import packed_tokens
-from runtime.plugin.packed_tokens import PACKED_NORM, PACKED_SWIGLU, SWIGLU, fuse
+from runtime.plugin.linears import Besides
+from runtime.plugin.packed_tokens import GATED_PACKED, PACKED_NORM, PACKED_SWIGLU, SWIGLU, fuse
 from runtime.plugin.scaled import QUANTISING, Unquantised
 from runtime.torch.norms import ADD_RMSNORM
 
@@ -31,16 +32,23 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(packed_tokens, "library_of", lambda number: number)
     monkeypatch.setattr(packed_tokens, "is_tuned", is_tuned)
+    monkeypatch.setattr(packed_tokens, "gated_few", lambda *_: None)
     return asked
 
 
 class Made:
     """A graph of a norm (`halves` says how its tensor is parted), or of an activation."""
 
-    def __init__(self, halves: str = "select", of: Any = ADD_RMSNORM) -> None:
+    def __init__(self, halves: str = "select", of: Any = ADD_RMSNORM, gates: tuple[Any, ...] = ()) -> None:
         self.graph = torch.fx.Graph()
         x, residual, weight, self.b, self.scale = (self.graph.placeholder(n) for n in ("x", "r", "w", "b", "s"))
+        if gates:  # of a GEMM, with these words
+            x.meta["val"] = torch.empty(40, 128, dtype=torch.bfloat16, device="meta")
+            self.b.meta["val"] = torch.empty(512, 128, dtype=torch.float8_e4m3fn, device="meta")
+            x = self.call(QUANTISING, *gates[:1], x, self.b, self.scale, torch.bfloat16, *gates[1])
+            x.meta["eager_input_vals"] = ("what Inductor was told of x",), {}
         if of is SWIGLU:
+            self.gates = x
             self.node = self.rows = self.call(SWIGLU, LIBRARY, x)
             self.node.meta["val"] = torch.empty(40, 256, dtype=torch.bfloat16, device="meta")
             return
@@ -64,7 +72,7 @@ class Made:
         self.graph.output(results)
         fuse(self.graph)
         self.graph.lint()
-        return [node for node in self.graph.nodes if node.target in (PACKED_NORM, PACKED_SWIGLU)]
+        return [node for node in self.graph.nodes if node.target in (PACKED_NORM, PACKED_SWIGLU, GATED_PACKED)]
 
 
 @pytest.mark.parametrize("halves", ["select", "unbind"])
@@ -85,6 +93,37 @@ def test_an_activation_that_gemms_alone_read_packs(tuned: list[Any]) -> None:
     (node,) = of.fused(gemm)
     assert (node.target, node.args[2:], gemm.args[1]) == (PACKED_SWIGLU, ("block", 16), node)
     assert [s.key() for s in tuned] == ["bf16_e4m3_quantise_k256_block_swiglu"]
+
+
+@pytest.mark.parametrize(("few", "tuned_to", "most"), [(16, 16, 16), (8, 16, 8), (16, 4, 4)])
+def test_gates_before_it_are_computed_with_it(
+    few: int, tuned_to: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of no more tokens than all three take as they are."""
+    asked: list[Any] = []
+
+    def gated_few(_lib: Any, few: Any) -> Besides:
+        asked.append(few)
+        return Besides("gated", 1, tuned_to)
+
+    monkeypatch.setattr(packed_tokens, "gated_few", gated_few)
+    gates = WAY._replace(few=few, packed=True)
+    of = Made(of=SWIGLU, gates=(LIBRARY, gates))
+    gemm = of.read()
+    (node,) = of.fused(gemm)
+    assert (node.target, gemm.args[1]) == (GATED_PACKED, node)
+    assert node.args[2:] == (of.b, of.scale, torch.bfloat16, *gates, "block", 16, most)
+    assert node.meta["eager_input_vals"] == (("what Inductor was told of x", "block", 16, most), {})
+    assert QUANTISING not in [each.target for each in of.graph.nodes if each is not gemm]
+    assert [s.key() for s in asked] == ["bf16_e4m3_bf16_f32_none_n512_k128_block_weight_weights"]
+
+
+@pytest.mark.parametrize("case", ["another library", "read by others"])
+def test_gates_of_others_stay(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_tokens, "gated_few", lambda *_: Besides("gated", 1, 16))
+    of = Made(of=SWIGLU, gates=(LIBRARY + (case == "another library"), WAY))
+    (node,) = of.fused(of.read(), *([of.gates] if case == "read by others" else []))
+    assert (node.target, node.args[1]) == (PACKED_SWIGLU, of.gates)
 
 
 def test_gemms_that_overlap_differently_read_the_same() -> None:

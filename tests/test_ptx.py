@@ -79,6 +79,7 @@ _QUANTISES = "own.sm90_small_m.bf16_e4m3_bf16_f32"
     [
         "swiglu.block_weight_scaled.tile8x64.cluster_n1.ctas_per_sm1.serial.split_k1",
         "swiglu.block_weight_scaled.tile24x64.cluster_n1.ctas_per_sm1.serial.split_k2",  # no multiple of a pass
+        "swiglu.column_weight_scaled.tile16x96.cluster_n1.ctas_per_sm1.serial.split_k2",
         pytest.param(
             "bias.column_weight_scaled.tile16x112.cluster_n1.ctas_per_sm1.serial.split_k4", marks=pytest.mark.long
         ),

@@ -41,9 +41,21 @@ def test_engines_gain_by_few_tokens_of_layers_in_blocks() -> None:
 
 
 def test_layers_of_one_k_are_quantised_by_one_kernel() -> None:
-    gemms, uses = of_unquantised([gemm(), dataclasses.replace(gemm(n=2048), name="gate_up")], HOPPER)
-    assert [g.name for g in gemms] == [f"{n}{of}" for n in ("qkv", "gate_up") for of in ("", ".few", ".behind")]
+    gemms, uses = of_unquantised([gemm(), dataclasses.replace(gemm(n=2048), name="mlp")], HOPPER)
+    assert [g.name for g in gemms] == [f"{n}{of}" for n in ("qkv", "mlp") for of in ("", ".few", ".behind")]
     assert [use.name for use in uses] == ["qkv_quantise"]
+
+
+@pytest.mark.parametrize("scaling", ["block", "row_column"])
+def test_few_tokens_have_gates_and_swiglu_in_one_kernel(scaling: str) -> None:
+    for name in ("gate_up", "gate_up_proj", "gate_up_proj_n512_k1024"):
+        gates = dataclasses.replace(gemm(scaling), name=name)
+        (_, few, gated, _), _ = of_unquantised([gates], HOPPER)
+        assert (gated.name, gated.tokens, gated.traffic) == (f"{name}.few.swiglu", few.tokens, few.traffic)
+        assert gated.signature == dataclasses.replace(few.signature, epilogue="swiglu")
+        assert len(of_unquantised([gates], HOPPER, gated=False)[0]) == 3
+    with_bias = dataclasses.replace(gemm(scaling, epilogue="bias"), name="gate_up")
+    assert "gate_up.few.swiglu" not in [of.name for of in of_unquantised([with_bias], HOPPER)[0]]
 
 
 @pytest.mark.parametrize("scaling", ["block", "row_column"])
@@ -81,7 +93,7 @@ def test_targets_without_such_kernels_get_nothing_more() -> None:
 def test_names_stay_as_short_as_manifests_take_them() -> None:
     gemms, uses = of_unquantised([dataclasses.replace(gemm(), name="q" * 64)], HOPPER)
     made = Manifest("m", "made up", (1, 64, 512, 4096), ("sm_90a",), tuple(gemms), uses=tuple(uses))
-    assert [len(item.name) for item in made.items()] == [64, 59, 62, 64]
+    assert [len(item.name) for item in made.items()] == [64, 57, 60, 62]
     assert [item.name for item in loads(dump(made)).items()] == [item.name for item in made.items()]
 
 

@@ -30,7 +30,6 @@ start = vllm_stand_in.start  # a fixture
 MOST, MOST_BEHIND = 4, 24  # tokens that kernels quantise, and that the GEMM behind what quantises was tuned for
 SCALINGS = {"block": "block_weight", "row_column": "column_weight"}
 FEW = [signature(N, K, b="e4m3", scaling=scaling, overlap="weights") for scaling in SCALINGS.values()]
-SHAPES = {"block": (N // 128, K // 128), "row_column": (N, 1)}
 
 
 @pytest.fixture
@@ -85,10 +84,10 @@ def quantising(begin: Any, tmp_path: Path) -> Any:
     return make
 
 
-def layer_of(scaling: str, scale_ub: Any = None) -> Any:
+def layer_of(scaling: str, scale_ub: Any = None, n: int = N, k: int = K) -> Any:
     torch.manual_seed(1)
-    weight = torch.randn(N, K).to(E4M3)
-    scale = torch.rand(SHAPES[scaling]) + 0.5
+    weight = torch.randn(n, k).to(E4M3)
+    scale = torch.rand((n // 128, k // 128) if scaling == "block" else (n, 1)) + 0.5
     stored = weight if scaling == "block" else weight.t()
     return types.SimpleNamespace(weight=stored, weight_scale=scale, scale_ub=scale_ub, exact=scaled(weight, scale))
 

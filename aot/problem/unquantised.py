@@ -1,7 +1,8 @@
 """Layers in fp8 of tokens that nobody has quantised: what a manifest asks for besides the products of quantised tokens.
 
-Up to `FEW` tokens a GEMM's kernel quantises them as it loads them; more are quantised by a kernel of their own, which
-that of decode steps may overlap with, or behind gates by one that computes the activation too.
+Up to `FEW` tokens a GEMM's kernel quantises them as it loads them, and that of gates may compute the activation too;
+more are quantised by a kernel of their own, which that of decode steps may overlap with, or behind gates by one that
+computes the activation too.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ NO_LAYER = (
     "has no layer in e4m3 scaled by blocks, or by tokens and channels, that kernels quantise tokens of; leave it out"
 )
 FEW = 16  # up to which one kernel is faster than two: docs/kernels/sm90_small_m.md
-_DOWN = re.compile(r"down(?:_proj)?(?:_n\d+_k\d+)?")  # as a recording names one that there are several of, too
-_NAME = 55  # letters of a layer's, so that a manifest takes what is added
+# As a recording names one that there are several of, too.
+_DOWN, _GATES = (re.compile(rf"{name}(?:_proj)?(?:_n\d+_k\d+)?") for name in ("down", "gate_up"))
+_NAME = 53  # letters of a layer's, so that a manifest takes what is added
 
 
 def with_few_in_blocks(gemms: Iterable[Gemm], targets: Sequence[str]) -> list[Gemm]:
@@ -43,9 +45,9 @@ def with_few_in_blocks(gemms: Iterable[Gemm], targets: Sequence[str]) -> list[Ge
 
 def of_unquantised(gemms: Iterable[Gemm], targets: Sequence[str], gated: bool = True) -> tuple[list[Gemm], list[Use]]:
     """GEMMs, and behind each in fp8 with scales of blocks, or of tokens and channels, that of few tokens, `few` added
-    to its name, and that which overlaps with what quantises more, `behind` added; and what quantises these, for `down`
-    also what SwiGLU before it gives, if layers are `gated` so, or nobody knows. Each only if one of `targets` has
-    kernels for it."""
+    to its name, and that which overlaps with what quantises more, `behind` added; and what quantises these. If layers
+    are `gated` by SwiGLU, or nobody knows, there is for `gate_up` also that of few tokens with it, and for `down` what
+    quantises what it gives. Each only if one of `targets` has kernels for it."""
     found, rows = list[Gemm](), dict[Quantise, Gemm]()
     for gemm in gemms:
         found.append(gemm)
@@ -53,6 +55,9 @@ def of_unquantised(gemms: Iterable[Gemm], targets: Sequence[str], gated: bool = 
         if few is None or not _served(few, targets):
             continue
         found += _of_tokens(gemm, "few", few, 1, FEW)  # servers take it up to the largest M of its tuning
+        with_gates = dataclasses.replace(few, epilogue=GATE) if gated and _GATES.fullmatch(gemm.name) else None
+        if with_gates is not None and s.epilogue == "none" and _served(with_gates, targets):
+            found += _of_tokens(gemm, f"few.{GATE}", with_gates, 1, FEW)
         quantise = Quantise(s.d, s.a, s.k, s.scaling)
         if _served(quantise, targets):
             rows.setdefault(quantise, gemm)

@@ -23,6 +23,7 @@ from ..serve.library import Library
 from ..tables.table import Entry
 from ..torch.layers import choose
 from ..torch.operator import ALIGNMENT_BYTES
+from .activations import EPILOGUE
 from .scaled import Unquantised
 
 FP8, INT4, NORM, ACTIVATION = "fp8 layer", "int4 layer", "norm", "quantising activation"
@@ -127,17 +128,35 @@ def unquantised(lib: Library, signature: Signature) -> tuple[Unquantised | None,
     if signature.scaling not in QUANTISING:
         return None, ()
     early = dataclasses.replace(signature, overlap=OVERLAPS[-1])
-    few = dataclasses.replace(early, a=signature.d, scaling=QUANTISING[signature.scaling])
+    few = of_few(signature, OVERLAPS[-1])
     if not _tuned_to(lib, few):
-        few = dataclasses.replace(few, overlap=OVERLAPS[0])
+        few = of_few(signature, OVERLAPS[0])
     rows = Quantise(signature.d, signature.a, signature.k, signature.scaling)
     most, behind, quantises = _tuned_to(lib, few), _tuned_to(lib, early), is_tuned(lib, rows)
     if not (most or quantises):
         return None, ()
     besides = [Besides(few.key(), 1, most)] if most else []
+    if most and (gated := gated_few(lib, few)):
+        besides.append(gated._replace(most=min(most, gated.most or 0)))
     besides += [Besides(rows.key(), most + 1, None)] if quantises else []
     besides += [Besides(early.key(), most + 1, behind)] if behind > most else []
     return Unquantised(signature.scaling, most, few.overlap, quantises, behind), tuple(besides)
+
+
+def of_few(signature: Signature, overlap: str) -> Signature:
+    """That of tokens in D's type which `signature`, of a QUANTISING scaling, has quantised."""
+    return dataclasses.replace(signature, a=signature.d, scaling=QUANTISING[signature.scaling], overlap=overlap)
+
+
+def gated_few(lib: Library, few: Signature) -> Besides | None:
+    """What computes SwiGLU after gates too, as `few` does the product, up to the largest M that it was tuned for; None
+    where nothing was."""
+    try:
+        gated = dataclasses.replace(few, epilogue=EPILOGUE)
+    except AotError:  # of an odd N
+        return None
+    most = _tuned_to(lib, gated)
+    return Besides(gated.key(), 1, most) if most else None
 
 
 def _tuned_to(lib: Library, signature: Signature) -> int:

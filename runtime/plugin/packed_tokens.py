@@ -3,7 +3,7 @@ operators of torch's, and the pass over a server's compiled graph that puts them
 
 For more than `few` tokens, which GEMMs quantise themselves, rows are packed: the memory of M * K elements of 16 bits
 holds M * K of e4m3 and behind them their scales. So nobody but `cute_aot::quantising_gemm`, told so, may read them,
-which the pass makes sure of. Knows no server.
+which the pass makes sure of. For few tokens the GEMM of gates may compute the activation too. Knows no server.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import ArgumentError, KernelMiss
+from ..gemm.signature import Signature
 from ..numbers.dtypes import TORCH_NAMES
 from ..numbers.quantised import NARROW
 from ..program.tensor import dtype_name
@@ -24,8 +25,8 @@ from ..torch.norms import ADD_RMSNORM
 from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, bare, library_of, tell_inductor
 from .activations import EPILOGUE
 from .gated import activation_of
-from .linears import is_tuned
-from .scaled import QUANTISING, Unquantised, by_server, say_once, unpacked
+from .linears import gated_few, is_tuned, of_few
+from .scaled import QUANTISING, Unquantised, by_server, few_tokens, quantising, say_once, unpacked
 
 _BY_SERVER = "was left to one that does not, and to the server"
 
@@ -127,6 +128,32 @@ def _swiglu_packed(library: int, x: torch.Tensor, scaling: str, few: int) -> tor
     return rows
 
 
+# `quantising_gemm` of gates and what they gate, as it is given, and then `swiglu_packed`: of up to `most` tokens one
+# kernel.
+OPERATORS.define(
+    "gated_packed(int library, Tensor x, Tensor b, Tensor scale_b, ScalarType dtype, str scaling, int few, "
+    "str overlap, bool quantises, int behind, bool packed, str scaling_after, int few_after, int most) -> Tensor",
+    tags=TAGS,
+)
+
+
+def _gated_packed(
+    library: int, x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, dtype: torch.dtype, *how: Any
+) -> torch.Tensor:
+    *of, scaling, few, most = how
+    way, to = Unquantised(*of), {"dtype": dtype}
+    if x.shape[0] <= most:
+        found = few_tokens(library_of(library), x, b, scale_b, way, {**to, "epilogue": EPILOGUE})
+        if found is not None:
+            return found
+    return _swiglu_packed(library, quantising(library, x, b, scale_b, way, to), scaling, few)
+
+
+@torch.library.register_fake("cute_aot::gated_packed", lib=OPERATORS)
+def _fake_gated(_library: int, x: torch.Tensor, b: torch.Tensor, _b: Any, dtype: torch.dtype, *_: Any) -> torch.Tensor:
+    return x.new_empty((x.shape[0], b.shape[0] // 2), dtype=dtype)
+
+
 @torch.library.register_fake("cute_aot::swiglu", lib=OPERATORS)
 def _fake_swiglu(_library: int, x: torch.Tensor) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
@@ -141,10 +168,12 @@ for _key in ("CUDA", "CPU"):  # the CPU too, where the library itself says what 
     OPERATORS.impl("add_rmsnorm_packed", _add_rmsnorm_packed, _key)
     OPERATORS.impl("swiglu", _swiglu, _key)
     OPERATORS.impl("swiglu_packed", _swiglu_packed, _key)
+    OPERATORS.impl("gated_packed", _gated_packed, _key)
 
 PACKED_NORM = torch.ops.cute_aot.add_rmsnorm_packed.default
 SWIGLU = torch.ops.cute_aot.swiglu.default
 PACKED_SWIGLU = torch.ops.cute_aot.swiglu_packed.default
+GATED_PACKED = torch.ops.cute_aot.gated_packed.default
 DIRECT[PACKED_NORM] = Direct(__name__, "direct_norm")
 
 
@@ -187,20 +216,41 @@ def fuse(graph: torch.fx.Graph) -> None:
             continue
         of = norm_of if is_norm else swiglu_of
         if is_tuned(library_of(read.library), of(dtype_name(value.dtype), int(value.shape[-1]), read.scaling)):
-            _put(graph, node, PACKED_NORM if is_norm else PACKED_SWIGLU, read)
+            if is_norm or not (most := _most_gated(node, read)):
+                _put(graph, node, node, PACKED_NORM if is_norm else PACKED_SWIGLU, (read.scaling, read.few))
+            else:
+                gates = node.args[1]
+                _put(graph, node, gates, GATED_PACKED, (read.scaling, read.few, most))
+                graph.erase_node(gates)
+            for gemm in read.by:
+                gemm.args = (*gemm.args[:5], *Unquantised(*gemm.args[5:])._replace(packed=True))
 
 
-def _put(graph: torch.fx.Graph, node: Any, packed: Any, read: _Read) -> None:
-    """Put an operator that packs in the place of `node`, and tell those that read it."""
+def _put(graph: torch.fx.Graph, node: Any, of: Any, packed: Any, more: tuple[Any, ...]) -> None:
+    """Put an operator that packs, with what `of` is given and more, in the place of `node`."""
     with graph.inserting_before(node):
-        new = graph.call_function(packed, (*node.args, read.scaling, read.few))
+        new = graph.call_function(packed, (*of.args, *more))
     new.meta.update(node.meta)
-    if (given := node.meta.get("eager_input_vals")) is not None:  # by whose strides Inductor lays out what is given
-        new.meta["eager_input_vals"] = (*given[0], read.scaling, read.few), given[1]
+    new.meta.pop("eager_input_vals", None)
+    if (given := of.meta.get("eager_input_vals")) is not None:  # by whose strides Inductor lays out what is given
+        new.meta["eager_input_vals"] = (*given[0], *more), given[1]
     node.replace_all_uses_with(new)
     graph.erase_node(node)
-    for gemm in read.by:
-        gemm.args = (*gemm.args[:5], *Unquantised(*gemm.args[5:])._replace(packed=True))
+
+
+def _most_gated(node: Any, read: _Read) -> int:
+    """Up to how many tokens a kernel computes an activation with the GEMM before it, where GEMMs `read` it so; 0 where
+    none does."""
+    gates = node.args[1]
+    if gates.target is not QUANTISING or gates.args[0] != read.library or list(gates.users) != [node]:
+        return 0
+    (x, b), dtype, way = (of.meta.get("val") for of in gates.args[1:3]), gates.args[4], Unquantised(*gates.args[5:])
+    if x is None or b is None or x.dtype != dtype:
+        return 0
+    d, (n, k) = dtype_name(dtype), map(int, b.shape)
+    quantised = Signature(NARROW, dtype_name(b.dtype), d, "f32", "none", n, k, scaling=way.scaling)
+    found = gated_few(library_of(read.library), of_few(quantised, way.overlap))
+    return 0 if found is None else min(way.few, read.few, found.most or 0)
 
 
 def _read(parts: Iterable[Any]) -> _Read | None:

@@ -116,7 +116,7 @@ def _quantising_gemm(
     dtype: torch.dtype,
     *way: Any,
 ) -> torch.Tensor:
-    return _quantising(library, x, b, scale_b, Unquantised(*way), {"dtype": dtype})
+    return quantising(library, x, b, scale_b, Unquantised(*way), {"dtype": dtype})
 
 
 def direct_quantising(library: int, *_names: str, dtype: torch.dtype, **way: Any) -> Callable[..., None]:
@@ -124,29 +124,38 @@ def direct_quantising(library: int, *_names: str, dtype: torch.dtype, **way: Any
     of = Unquantised(**way)
 
     def call(x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, *, out: torch.Tensor) -> None:
-        _quantising(library, x, b, scale_b, of, {"out": out})
+        quantising(library, x, b, scale_b, of, {"out": out})
 
     return call
 
 
-def _quantising(
+def quantising(
     library: int, x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, way: Unquantised, to: dict[str, Any]
 ) -> torch.Tensor:
     """The product, by one kernel of few tokens, or by one that multiplies behind one that quantises, unless that was
-    done before."""
+    done before; `to` is the "dtype" of what is made, or the "out" that is written."""
     x, lib = bare(x), library_of(library)
     tokens = x.shape[0]
-    if tokens <= way.few:
-        try:
-            given = bare(b), _in_f32(scale_b)
-            found: torch.Tensor = lib.gemm(x, given[0], scale_b=given[1], overlap=way.overlap, **to)
-            return found
-        except (KernelMiss, ArgumentError) as error:
-            then = "was computed of quantised tokens"
-            say_once(lib, f"an fp8 GEMM of few tokens {_of(*b.shape)}", error, then)
+    if tokens <= way.few and (found := few_tokens(lib, x, b, scale_b, way, to)) is not None:
+        return found
     packed = way.packed and tokens > way.few
     a, scale_a = unpacked(x, way.scaling) if packed else _quantised(lib, x, b.shape[0], way)
     return _computed(library, a, b, scale_a, scale_b, to, OVERLAPS[-1 if tokens <= way.behind else 0])
+
+
+def few_tokens(
+    lib: Library, x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, way: Unquantised, more: dict[str, Any]
+) -> torch.Tensor | None:
+    """The product by a kernel that quantises, with more words for `Library.gemm`; None where it refuses, and that is
+    said."""
+    try:
+        found: torch.Tensor = lib.gemm(bare(x), bare(b), scale_b=_in_f32(scale_b), overlap=way.overlap, **more)
+    except (KernelMiss, ArgumentError) as error:
+        what, epilogue = f"an fp8 GEMM of few tokens {_of(*b.shape)}", more.get("epilogue")
+        what, then = (f"{what} with {epilogue}", "took two kernels") if epilogue else (what, _OF_QUANTISED)
+        say_once(lib, what, error, then)
+        return None
+    return found
 
 
 def unpacked(rows: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,7 +202,7 @@ def _widened(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return x.float() * scales
 
 
-_BY_TORCH = "was computed by torch, slowly"
+_BY_TORCH, _OF_QUANTISED = "was computed by torch, slowly", "was computed of quantised tokens"
 
 
 def say_once(lib: Library, what: str, error: Exception, then: str = _BY_TORCH) -> None:

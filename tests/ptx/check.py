@@ -93,6 +93,7 @@ CASES = (
     Case(RmsNorm("bf16", "bf16", "bf16", 520, "bf16"), 5),
     Case(RmsNorm("bf16", "bf16", "e4m3", 1296, "bf16", "block"), 7),
     Case(RmsNorm("f16", "f16", "e4m3", 1296, scaling="row_column"), 7),
+    Case(_gemm("bf16", "e4m3", "bf16", 288, 656, epilogue="swiglu", scaling="column_weight"), 11),
 )
 
 

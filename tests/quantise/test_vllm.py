@@ -76,12 +76,12 @@ class Mlp(nn.Module):
 @pytest.fixture
 def serve(tmp_path: Path, start: Start) -> Callable[..., Server]:
     """Starts a server whose archive has fp8 GEMMs, of few tokens too, and what quantises: also behind gates of K
-    columns, for `scalings`."""
+    columns, for `scalings`; and `more` GEMMs."""
 
-    def make(scalings: Any = SCALINGS) -> Server:
+    def make(scalings: Any = SCALINGS, more: Any = (), of: type[OfRows] = OfRows) -> Server:
         rows = [Signature("bf16", "e4m3", K, scaling) for scaling in SCALINGS]
         rows += [Signature("bf16", "e4m3", K, scaling, activation="swiglu") for scaling in scalings]
-        gemms = [*SERVED, *FEW]
+        gemms = [*SERVED, *FEW, *more]
         kernels = write_archive(
             tmp_path / "gemms.aot",
             [operands_record(f"gemm{i}", s) for i, s in enumerate(gemms)],
@@ -94,7 +94,7 @@ def serve(tmp_path: Path, start: Start) -> Callable[..., Server]:
             "quantise",
         )
         archives = [Archive.open(tmp_path / f"{name}.aot") for name in ("gemms", "rows")]
-        lib = OfRows(archives, RecordingDriver(kernels=kernels))
+        lib = of(archives, RecordingDriver(kernels=kernels))
         server = start(load=lambda paths, **options: lib)
         server.lib = lib
         return server
