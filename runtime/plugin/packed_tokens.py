@@ -113,19 +113,25 @@ def _swiglu(library: int, x: torch.Tensor) -> torch.Tensor:
     return activation_of(library)(bare(x))
 
 
-# Generated code calls both through the dispatcher: the server's activation gives its result where it likes.
+# Generated code calls both through the dispatcher: the server's activation gives its result where it likes, up to `few`
+# tokens.
 def _swiglu_packed(library: int, x: torch.Tensor, scaling: str, few: int) -> torch.Tensor:
-    lib, x = library_of(library), bare(x)
+    x = bare(x)
     if x.shape[0] <= few:
         return activation_of(library)(x)
     rows = x.new_empty((x.shape[0], x.shape[1] // 2))
+    _pack_swiglu(library, x, scaling, rows)
+    return rows
+
+
+def _pack_swiglu(library: int, x: torch.Tensor, scaling: str, rows: torch.Tensor) -> None:
+    """Pack the activation of x (M, 2 K) into rows (M, K)."""
     y, scale = unpacked(rows, scaling)
     try:
-        lib.call("quantise", x, scaling=scaling, activation=EPILOGUE, out=(y, scale))
+        library_of(library).call("quantise", x, scaling=scaling, activation=EPILOGUE, out=(y, scale))
     except (KernelMiss, ArgumentError) as error:
-        say_once(lib, f"a SwiGLU of K {rows.shape[1]} that quantises", error, _BY_SERVER)
+        say_once(library_of(library), f"a SwiGLU of K {rows.shape[1]} that quantises", error, _BY_SERVER)
         _pack(activation_of(library)(x), scaling, y, scale)
-    return rows
 
 
 # `quantising_gemm` of gates and what they gate, as it is given, and then `swiglu_packed`: of up to `most` tokens one
@@ -140,17 +146,37 @@ OPERATORS.define(
 def _gated_packed(
     library: int, x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, dtype: torch.dtype, *how: Any
 ) -> torch.Tensor:
+    rows = x.new_empty((x.shape[0], b.shape[0] // 2), dtype=dtype)
     *of, scaling, few, most = how
-    way, to = Unquantised(*of), {"dtype": dtype}
-    if x.shape[0] <= most:
-        found = few_tokens(library_of(library), x, b, scale_b, way, {**to, "epilogue": EPILOGUE})
-        if found is not None:
-            return found
-    return _swiglu_packed(library, quantising(library, x, b, scale_b, way, to), scaling, few)
+    way = Unquantised(*of)._asdict()
+    direct_gated(library, dtype=dtype, **way, scaling_after=scaling, few_after=few, most=most)(x, b, scale_b, out=rows)
+    return rows
+
+
+def direct_gated(
+    library: int, *_names: str, dtype: torch.dtype, scaling_after: str, few_after: int, most: int, **way: Any
+) -> Callable[..., None]:
+    """What generated code calls in the place of the operator; see `runtime.torch.direct`."""
+    of, to = Unquantised(**way), {"dtype": dtype}
+
+    def call(x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, *, out: torch.Tensor) -> None:
+        lib = library_of(library)
+        if x.shape[0] <= most:
+            gated = few_tokens(lib, x, b, scale_b, of, {"epilogue": EPILOGUE, "out": out})
+            if gated is not None:
+                return
+        rows = quantising(library, x, b, scale_b, of, to)
+        if x.shape[0] <= few_after:
+            out.copy_(activation_of(library)(rows))
+        else:
+            _pack_swiglu(library, rows, scaling_after, out)
+
+    return call
 
 
 @torch.library.register_fake("cute_aot::gated_packed", lib=OPERATORS)
 def _fake_gated(_library: int, x: torch.Tensor, b: torch.Tensor, _b: Any, dtype: torch.dtype, *_: Any) -> torch.Tensor:
+    tell_inductor()
     return x.new_empty((x.shape[0], b.shape[0] // 2), dtype=dtype)
 
 
@@ -175,6 +201,7 @@ SWIGLU = torch.ops.cute_aot.swiglu.default
 PACKED_SWIGLU = torch.ops.cute_aot.swiglu_packed.default
 GATED_PACKED = torch.ops.cute_aot.gated_packed.default
 DIRECT[PACKED_NORM] = Direct(__name__, "direct_norm")
+DIRECT[GATED_PACKED] = Direct(__name__, "direct_gated")
 
 
 class Activation(torch.nn.Module):

@@ -162,16 +162,19 @@ def unpacked(rows: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tens
     """Of contiguous rows (M, K) of 16 bits, in whose memory M * K elements of e4m3 are followed by their scales: both,
     as views."""
     m, k = rows.shape
-    shape = scale_shape(scaling, m, k)
+    shape = _scale_shape(scaling, m, k)
     scale = rows.view(torch.float32).as_strided(shape, (*shape[1:], 1), rows.storage_offset() // 2 + m * k // 4)
     return rows.view(torch.float8_e4m3fn).as_strided((m, k), (k, 1)), scale
+
+
+_scale_shape = functools.lru_cache(4096)(scale_shape)  # whose arithmetic takes the host longer than a launch
 
 
 def _quantised(lib: Library, x: torch.Tensor, n: int, way: Unquantised) -> tuple[torch.Tensor, torch.Tensor]:
     """x in e4m3, and its scales, for a GEMM of this N."""
     if way.quantises:
         made = x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
-        scale = x.new_empty(scale_shape(way.scaling, *x.shape), dtype=torch.float32)
+        scale = x.new_empty(_scale_shape(way.scaling, *x.shape), dtype=torch.float32)
         try:
             # Into tensors that are there: native code then launches calls that are like one before.
             found: tuple[torch.Tensor, torch.Tensor] = lib.call("quantise", x, scaling=way.scaling, out=(made, scale))

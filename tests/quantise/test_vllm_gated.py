@@ -37,12 +37,12 @@ class WithGates(OfRows):
 
     lacking = False
 
-    def gemm(self, a: Any, b: Any, *, epilogue: str = "none", **more: Any) -> Any:
+    def gemm(self, a: Any, b: Any, *, epilogue: str = "none", out: Any = None, **more: Any) -> Any:
         if epilogue == "none":
-            return super().gemm(a, b, **more)
+            return super().gemm(a, b, out=out, **more)
         if self.lacking:
             raise runtime.KernelMiss("none", "no kernel runs")
-        found = activated(super().gemm(a, b, **more), epilogue)
+        found = out.copy_(activated(super().gemm(a, b, dtype=out.dtype, **more), epilogue))
         self.calls[-1] = ("gated", a.shape[0], "none")  # type: ignore[assignment]
         return found
 
