@@ -52,11 +52,11 @@ OCCASIONS = (  # the file, its runs, what took part, over what, and what the row
     (_H100, (4, 5), "ours", "torch", "H100s: Llama-3.1-8B, tuned"),
 )
 SERVED = {  # what a row says, and the runs of engines.json that it is of
-    "Llama-3.1-8B, bf16, norms": (4, 6),
+    "Llama-3.1-8B, bf16, norms": (4, 6, 7),
     "bf16, tensor parallel 2, vLLM's norms": (14,),
     "bf16 on H100s, vLLM's norms": (3, 21),
     "Llama-3.1-8B, AWQ": (2,),
-    "Llama-3.1-8B, fp8 by channel and token": (5, 7),
+    "Llama-3.1-8B, fp8 by channel and token": (5,),
     "the same, `--quantise`, norms": (17,),
     "Llama-3.1-8B, fp8 by blocks, stock with DeepGEMM": (12,),
     "the same, stock with CUTLASS, `few`": (8, 10),
