@@ -32,7 +32,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(packed_tokens, "library_of", lambda number: number)
     monkeypatch.setattr(packed_tokens, "is_tuned", is_tuned)
-    monkeypatch.setattr(packed_tokens, "gated_few", lambda *_: None)
+    monkeypatch.setattr(packed_tokens, "with_gates", lambda *_: None)
     return asked
 
 
@@ -95,32 +95,56 @@ def test_an_activation_that_gemms_alone_read_packs(tuned: list[Any]) -> None:
     assert [s.key() for s in tuned] == ["bf16_e4m3_quantise_k256_block_swiglu"]
 
 
+def with_gates(monkeypatch: pytest.MonkeyPatch, **tuned_to: int) -> list[str]:
+    """Kernels with SwiGLU were tuned up to these M: `few`, `weights` and `serial`. The keys of what was asked for."""
+    asked: list[str] = []
+
+    def found(_lib: Any, of: Any) -> Besides | None:
+        asked.append(of.key())
+        most = tuned_to.get("few" if of.a == of.d else of.overlap, 0)
+        return Besides("gated", 1, most) if most else None
+
+    monkeypatch.setattr(packed_tokens, "with_gates", found)
+    return asked
+
+
 @pytest.mark.parametrize(("few", "tuned_to", "most"), [(16, 16, 16), (8, 16, 8), (16, 4, 4)])
 def test_gates_before_it_are_computed_with_it(
     few: int, tuned_to: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of no more tokens than all three take as they are."""
-    asked: list[Any] = []
-
-    def gated_few(_lib: Any, few: Any) -> Besides:
-        asked.append(few)
-        return Besides("gated", 1, tuned_to)
-
-    monkeypatch.setattr(packed_tokens, "gated_few", gated_few)
+    """Of few tokens no more than all three take as they are."""
+    asked = with_gates(monkeypatch, few=tuned_to, weights=64)
     gates = WAY._replace(few=few, packed=True)
     of = Made(of=SWIGLU, gates=(LIBRARY, gates))
     gemm = of.read()
     (node,) = of.fused(gemm)
     assert (node.target, gemm.args[1]) == (GATED_PACKED, node)
-    assert node.args[2:] == (of.b, of.scale, torch.bfloat16, *gates, "block", 16, most)
-    assert node.meta["eager_input_vals"] == (("what Inductor was told of x", "block", 16, most), {})
+    more = ("block", 16, most, 64, False)
+    assert node.args[2:] == (of.b, of.scale, torch.bfloat16, *gates, *more)
+    assert node.meta["eager_input_vals"] == (("what Inductor was told of x", *more), {})
     assert QUANTISING not in [each.target for each in of.graph.nodes if each is not gemm]
-    assert [s.key() for s in asked] == ["bf16_e4m3_bf16_f32_none_n512_k128_block_weight_weights"]
+    assert asked == ["bf16_e4m3_bf16_f32_none_n512_k128_block_weight_weights"] + [
+        f"e4m3_e4m3_bf16_f32_none_n512_k128_block{overlap}" for overlap in ("_weights", "")
+    ]
+
+
+def test_gates_that_nobody_would_quantise_behind_are_computed_of_few_tokens(
+    monkeypatch: pytest.MonkeyPatch, tuned: list[Any]
+) -> None:
+    with_gates(monkeypatch, few=16, weights=64, serial=512)
+    of = Made(of=SWIGLU, gates=(LIBRARY, WAY))
+    (node,) = of.fused(of.read())
+    assert node.args[-3:] == (16, 64, True)
+    assert [s.key() for s in tuned] == ["bf16_e4m3_quantise_k256_block_swiglu", "bf16_e4m3_quantise_k256_block"]
+    monkeypatch.setattr(packed_tokens, "is_tuned", lambda _lib, s: s.key().endswith("swiglu"))
+    of = Made(of=SWIGLU, gates=(LIBRARY, WAY))
+    (node,) = of.fused(of.read())
+    assert node.args[-3:] == (16, 0, False)
 
 
 @pytest.mark.parametrize("case", ["another library", "read by others"])
 def test_gates_of_others_stay(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_tokens, "gated_few", lambda *_: Besides("gated", 1, 16))
+    with_gates(monkeypatch, few=16, serial=512)
     of = Made(of=SWIGLU, gates=(LIBRARY + (case == "another library"), WAY))
     (node,) = of.fused(of.read(), *([of.gates] if case == "read by others" else []))
     assert (node.target, node.args[1]) == (PACKED_SWIGLU, of.gates)

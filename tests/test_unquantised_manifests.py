@@ -47,15 +47,21 @@ def test_layers_of_one_k_are_quantised_by_one_kernel() -> None:
 
 
 @pytest.mark.parametrize("scaling", ["block", "row_column"])
-def test_few_tokens_have_gates_and_swiglu_in_one_kernel(scaling: str) -> None:
+def test_gates_and_swiglu_are_one_kernel_too(scaling: str) -> None:
     for name in ("gate_up", "gate_up_proj", "gate_up_proj_n512_k1024"):
         gates = dataclasses.replace(gemm(scaling), name=name)
-        (_, few, gated, _), _ = of_unquantised([gates], HOPPER)
-        assert (gated.name, gated.tokens, gated.traffic) == (f"{name}.few.swiglu", few.tokens, few.traffic)
-        assert gated.signature == dataclasses.replace(few.signature, epilogue="swiglu")
-        assert len(of_unquantised([gates], HOPPER, gated=False)[0]) == 3
+        (plain, *alone), _ = of_unquantised([gates], HOPPER, gated=False)
+        (_, few, behind, *gated), _ = of_unquantised([gates], HOPPER)
+        assert [few, behind] == alone
+        assert [of.name for of in gated] == [f"{name}.{word}swiglu" for word in ("few.", "behind.", "")]
+        assert [of.tokens for of in gated] == [few.tokens, behind.tokens, (64, 512, 4096)]
+        assert gated[2].traffic == ((64, 3), (512, 3), (4096, 3))
+        for of, product in zip(gated, (few, behind, plain), strict=True):
+            assert of.signature == dataclasses.replace(product.signature, epilogue="swiglu")
     with_bias = dataclasses.replace(gemm(scaling, epilogue="bias"), name="gate_up")
-    assert "gate_up.few.swiglu" not in [of.name for of in of_unquantised([with_bias], HOPPER)[0]]
+    assert not any("swiglu" in of.name for of in of_unquantised([with_bias], HOPPER)[0])
+    few_alone = dataclasses.replace(gemm(scaling, tokens=(1, 8)), name="gate_up")
+    assert [of.name for of in of_unquantised([few_alone], HOPPER)[0][1:]] == ["gate_up.few", "gate_up.few.swiglu"]
 
 
 @pytest.mark.parametrize("scaling", ["block", "row_column"])
@@ -93,7 +99,7 @@ def test_targets_without_such_kernels_get_nothing_more() -> None:
 def test_names_stay_as_short_as_manifests_take_them() -> None:
     gemms, uses = of_unquantised([dataclasses.replace(gemm(), name="q" * 64)], HOPPER)
     made = Manifest("m", "made up", (1, 64, 512, 4096), ("sm_90a",), tuple(gemms), uses=tuple(uses))
-    assert [len(item.name) for item in made.items()] == [64, 57, 60, 62]
+    assert [len(item.name) for item in made.items()] == [64, 54, 57, 59]
     assert [item.name for item in loads(dump(made)).items()] == [item.name for item in made.items()]
 
 

@@ -1,15 +1,14 @@
 """Layers in fp8 of tokens that nobody has quantised: what a manifest asks for besides the products of quantised tokens.
 
-Up to `FEW` tokens a GEMM's kernel quantises them as it loads them, and that of gates may compute the activation too;
-more are quantised by a kernel of their own, which that of decode steps may overlap with, or behind gates by one that
-computes the activation too.
+Up to `FEW` tokens a GEMM's kernel quantises them as it loads them; more are quantised by a kernel of their own, which
+that of decode steps may overlap with. Gates' GEMM may compute the activation after them, or what quantises behind it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from runtime.gemm.signature import Signature
 from runtime.numbers.scaling import QUANTISING
@@ -26,7 +25,7 @@ NO_LAYER = (
 FEW = 16  # up to which one kernel is faster than two: docs/kernels/sm90_small_m.md
 # As a recording names one that there are several of, too.
 _DOWN, _GATES = (re.compile(rf"{name}(?:_proj)?(?:_n\d+_k\d+)?") for name in ("down", "gate_up"))
-_NAME = 53  # letters of a layer's, so that a manifest takes what is added
+_NAME = 50  # letters of a layer's, so that a manifest takes what is added
 
 
 def with_few_in_blocks(gemms: Iterable[Gemm], targets: Sequence[str]) -> list[Gemm]:
@@ -46,27 +45,36 @@ def with_few_in_blocks(gemms: Iterable[Gemm], targets: Sequence[str]) -> list[Ge
 def of_unquantised(gemms: Iterable[Gemm], targets: Sequence[str], gated: bool = True) -> tuple[list[Gemm], list[Use]]:
     """GEMMs, and behind each in fp8 with scales of blocks, or of tokens and channels, that of few tokens, `few` added
     to its name, and that which overlaps with what quantises more, `behind` added; and what quantises these. If layers
-    are `gated` by SwiGLU, or nobody knows, there is for `gate_up` also that of few tokens with it, and for `down` what
-    quantises what it gives. Each only if one of `targets` has kernels for it."""
+    are `gated` by SwiGLU, or nobody knows, there are for `gate_up` all these and that of more tokens with it too,
+    `swiglu` added, and for `down` what quantises what it gives. Each only if one of `targets` has kernels for it."""
     found, rows = list[Gemm](), dict[Quantise, Gemm]()
     for gemm in gemms:
         found.append(gemm)
         s, few = gemm.signature, _few(gemm)
         if few is None or not _served(few, targets):
             continue
-        found += _of_tokens(gemm, "few", few, 1, FEW)  # servers take it up to the largest M of its tuning
-        with_gates = dataclasses.replace(few, epilogue=GATE) if gated and _GATES.fullmatch(gemm.name) else None
-        if with_gates is not None and s.epilogue == "none" and _served(with_gates, targets):
-            found += _of_tokens(gemm, f"few.{GATE}", with_gates, 1, FEW)
+        ways = [("few", few, 1, FEW)]  # servers take it up to the largest M of its tuning
         quantise = Quantise(s.d, s.a, s.k, s.scaling)
         if _served(quantise, targets):
             rows.setdefault(quantise, gemm)
             swiglu = dataclasses.replace(quantise, activation=GATE)
             if gated and _DOWN.fullmatch(gemm.name) and _served(swiglu, targets):
                 rows.setdefault(swiglu, gemm)
-            found += _of_tokens(gemm, "behind", dataclasses.replace(s, overlap=OVERLAPS[-1]), FEW + 1, MOST_TOKENS)
+            ways.append(("behind", dataclasses.replace(s, overlap=OVERLAPS[-1]), FEW + 1, MOST_TOKENS))
+        found += [each for way in ways for each in _of_tokens(gemm, *way)]
+        if gated and s.epilogue == "none" and _GATES.fullmatch(gemm.name):
+            ways += [("", s, FEW + 1, max(gemm.tokens))] if len(ways) > 1 else []
+            found += _with_gates(gemm, ways, targets)
     uses = [Use(_name(gemm, of), of, _between(gemm, FEW + 1, None)) for of, gemm in rows.items()]
     return found, [use for use in uses if use.tokens]
+
+
+def _with_gates(gemm: Gemm, ways: Iterable[tuple[str, Signature, int, int]], targets: Sequence[str]) -> Iterator[Gemm]:
+    """The same with SwiGLU, each for tokens from the least to the most."""
+    for word, signature, least, most in ways:
+        gated = dataclasses.replace(signature, epilogue=GATE)
+        if _served(gated, targets):
+            yield from _of_tokens(gemm, f"{word}.{GATE}".removeprefix("."), gated, least, most)
 
 
 def _name(gemm: Gemm, of: Quantise) -> str:

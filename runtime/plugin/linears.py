@@ -136,10 +136,13 @@ def unquantised(lib: Library, signature: Signature) -> tuple[Unquantised | None,
     if not (most or quantises):
         return None, ()
     besides = [Besides(few.key(), 1, most)] if most else []
-    if most and (gated := gated_few(lib, few)):
+    if most and (gated := with_gates(lib, few)):
         besides.append(gated._replace(most=min(most, gated.most or 0)))
     besides += [Besides(rows.key(), most + 1, None)] if quantises else []
     besides += [Besides(early.key(), most + 1, behind)] if behind > most else []
+    for of in (early, signature):
+        if (gated := with_gates(lib, of)) and (gated.most or 0) > most:
+            besides.append(Besides(gated.key, most + 1, gated.most if of is early else None))
     return Unquantised(signature.scaling, most, few.overlap, quantises, behind), tuple(besides)
 
 
@@ -148,11 +151,10 @@ def of_few(signature: Signature, overlap: str) -> Signature:
     return dataclasses.replace(signature, a=signature.d, scaling=QUANTISING[signature.scaling], overlap=overlap)
 
 
-def gated_few(lib: Library, few: Signature) -> Besides | None:
-    """What computes SwiGLU after gates too, as `few` does the product, up to the largest M that it was tuned for; None
-    where nothing was."""
+def with_gates(lib: Library, product: Signature) -> Besides | None:
+    """What computes SwiGLU after gates too, up to the largest M that it was tuned for; None where nothing was."""
     try:
-        gated = dataclasses.replace(few, epilogue=EPILOGUE)
+        gated = dataclasses.replace(product, epilogue=EPILOGUE)
     except AotError:  # of an odd N
         return None
     most = _tuned_to(lib, gated)

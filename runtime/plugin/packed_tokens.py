@@ -8,6 +8,7 @@ which the pass makes sure of. For few tokens the GEMM of gates may compute the a
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from ..errors import ArgumentError, KernelMiss
 from ..gemm.signature import Signature
 from ..numbers.dtypes import TORCH_NAMES
 from ..numbers.quantised import NARROW
+from ..program.operation import OVERLAPS
 from ..program.tensor import dtype_name
 from ..quantise import Signature as Quantise
 from ..rmsnorm import Signature as Norm
@@ -25,8 +27,8 @@ from ..torch.norms import ADD_RMSNORM
 from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, bare, library_of, tell_inductor
 from .activations import EPILOGUE
 from .gated import activation_of
-from .linears import gated_few, is_tuned, of_few
-from .scaled import QUANTISING, Unquantised, by_server, few_tokens, quantising, say_once, unpacked
+from .linears import is_tuned, of_few, with_gates
+from .scaled import QUANTISING, Unquantised, by_server, few_tokens, quantised, quantising, say_once, tried, unpacked
 
 _BY_SERVER = "was left to one that does not, and to the server"
 
@@ -120,58 +122,92 @@ def _swiglu_packed(library: int, x: torch.Tensor, scaling: str, few: int) -> tor
     if x.shape[0] <= few:
         return activation_of(library)(x)
     rows = x.new_empty((x.shape[0], x.shape[1] // 2))
-    _pack_swiglu(library, x, scaling, rows)
+    _pack_rows(library, x, scaling, rows, {"activation": EPILOGUE})
     return rows
 
 
-def _pack_swiglu(library: int, x: torch.Tensor, scaling: str, rows: torch.Tensor) -> None:
-    """Pack the activation of x (M, 2 K) into rows (M, K)."""
+def _pack_rows(library: int, x: torch.Tensor, scaling: str, rows: torch.Tensor, gates: dict[str, Any]) -> None:
+    """Pack x into rows (M, K): as it is, or the activation that `gates` names of x (M, 2 K)."""
     y, scale = unpacked(rows, scaling)
     try:
-        library_of(library).call("quantise", x, scaling=scaling, activation=EPILOGUE, out=(y, scale))
+        library_of(library).call("quantise", x, scaling=scaling, out=(y, scale), **gates)
     except (KernelMiss, ArgumentError) as error:
-        say_once(library_of(library), f"a SwiGLU of K {rows.shape[1]} that quantises", error, _BY_SERVER)
-        _pack(activation_of(library)(x), scaling, y, scale)
+        k = rows.shape[1]
+        what = f"a SwiGLU of K {k} that quantises" if gates else f"what quantises rows of K {k}"
+        say_once(library_of(library), what, error, _BY_SERVER if gates else "was left to the server")
+        _pack(activation_of(library)(x) if gates else x, scaling, y, scale)
 
 
-# `quantising_gemm` of gates and what they gate, as it is given, and then `swiglu_packed`: of up to `most` tokens one
-# kernel.
+class Gated(NamedTuple):
+    """Up to how many tokens kernels compute SwiGLU with the GEMM of gates before it: those that quantise themselves,
+    those that begin behind what quantises, and of how many more the others do."""
+
+    few: int
+    behind: int
+    more: bool
+
+
+# `quantising_gemm` of gates and what they gate, as it is given, and then `swiglu_packed`; the last three are `Gated`.
 OPERATORS.define(
     "gated_packed(int library, Tensor x, Tensor b, Tensor scale_b, ScalarType dtype, str scaling, int few, "
-    "str overlap, bool quantises, int behind, bool packed, str scaling_after, int few_after, int most) -> Tensor",
+    "str overlap, bool quantises, int behind, bool packed, str scaling_after, int few_after, int gated_few, "
+    "int gated_behind, bool gated_more) -> Tensor",
     tags=TAGS,
 )
+_OF_GATED = "scaling_after", "few_after", "gated_few", "gated_behind", "gated_more"
 
 
 def _gated_packed(
     library: int, x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, dtype: torch.dtype, *how: Any
 ) -> torch.Tensor:
     rows = x.new_empty((x.shape[0], b.shape[0] // 2), dtype=dtype)
-    *of, scaling, few, most = how
-    way = Unquantised(*of)._asdict()
-    direct_gated(library, dtype=dtype, **way, scaling_after=scaling, few_after=few, most=most)(x, b, scale_b, out=rows)
+    words = dict(zip((*Unquantised._fields, *_OF_GATED), how, strict=True))
+    direct_gated(library, dtype=dtype, **words)(x, b, scale_b, out=rows)
     return rows
 
 
 def direct_gated(
-    library: int, *_names: str, dtype: torch.dtype, scaling_after: str, few_after: int, most: int, **way: Any
+    library: int,
+    *_names: str,
+    dtype: torch.dtype,
+    scaling_after: str,
+    few_after: int,
+    gated_few: int,
+    gated_behind: int,
+    gated_more: bool,
+    **way: Any,
 ) -> Callable[..., None]:
     """What generated code calls in the place of the operator; see `runtime.torch.direct`."""
-    of, to = Unquantised(**way), {"dtype": dtype}
+    of, gated = Unquantised(**way), Gated(gated_few, gated_behind, gated_more)
 
     def call(x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, *, out: torch.Tensor) -> None:
-        lib = library_of(library)
-        if x.shape[0] <= most:
-            gated = few_tokens(lib, x, b, scale_b, of, {"epilogue": EPILOGUE, "out": out})
-            if gated is not None:
-                return
-        rows = quantising(library, x, b, scale_b, of, to)
-        if x.shape[0] <= few_after:
-            out.copy_(activation_of(library)(rows))
+        packs = x.shape[0] > few_after
+        rows = torch.empty_like(out) if packs else out
+        if _with_gates(library_of(library), x, b, scale_b, of, gated, rows):
+            if packs:
+                _pack_rows(library, rows, scaling_after, out, {})
+            return
+        rows = quantising(library, x, b, scale_b, of, {"dtype": dtype})
+        if packs:
+            _pack_rows(library, rows, scaling_after, out, {"activation": EPILOGUE})
         else:
-            _pack_swiglu(library, rows, scaling_after, out)
+            out.copy_(activation_of(library)(rows))
 
     return call
+
+
+def _with_gates(
+    lib: Any, x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, way: Unquantised, gated: Gated, rows: Any
+) -> bool:
+    """Whether a kernel wrote the activation of a product of gates to `rows` (M, K)."""
+    m, to = x.shape[0], {"epilogue": EPILOGUE, "out": rows}
+    if m <= gated.few and few_tokens(lib, x, b, scale_b, way, to) is not None:
+        return True
+    if m <= way.few or not (gated.more or m <= gated.behind):
+        return False
+    a, scale_a = quantised(lib, bare(x), b.shape[0], way)
+    to |= {"scale_a": scale_a, "scale_b": scale_b, "overlap": OVERLAPS[-1 if m <= gated.behind else 0]}
+    return tried(lib, "an fp8 GEMM", a, b, to) is not None
 
 
 @torch.library.register_fake("cute_aot::gated_packed", lib=OPERATORS)
@@ -243,11 +279,12 @@ def fuse(graph: torch.fx.Graph) -> None:
             continue
         of = norm_of if is_norm else swiglu_of
         if is_tuned(library_of(read.library), of(dtype_name(value.dtype), int(value.shape[-1]), read.scaling)):
-            if is_norm or not (most := _most_gated(node, read)):
+            gated = None if is_norm else _gated(node, read)
+            if gated is None:
                 _put(graph, node, node, PACKED_NORM if is_norm else PACKED_SWIGLU, (read.scaling, read.few))
             else:
                 gates = node.args[1]
-                _put(graph, node, gates, GATED_PACKED, (read.scaling, read.few, most))
+                _put(graph, node, gates, GATED_PACKED, (read.scaling, read.few, *gated))
                 graph.erase_node(gates)
             for gemm in read.by:
                 gemm.args = (*gemm.args[:5], *Unquantised(*gemm.args[5:])._replace(packed=True))
@@ -265,19 +302,23 @@ def _put(graph: torch.fx.Graph, node: Any, of: Any, packed: Any, more: tuple[Any
     graph.erase_node(node)
 
 
-def _most_gated(node: Any, read: _Read) -> int:
-    """Up to how many tokens a kernel computes an activation with the GEMM before it, where GEMMs `read` it so; 0 where
+def _gated(node: Any, read: _Read) -> Gated | None:
+    """Of how many tokens kernels compute an activation with the GEMM before it, where GEMMs `read` it so; None where
     none does."""
-    gates = node.args[1]
+    gates, lib = node.args[1], library_of(read.library)
     if gates.target is not QUANTISING or gates.args[0] != read.library or list(gates.users) != [node]:
-        return 0
+        return None
     (x, b), dtype, way = (of.meta.get("val") for of in gates.args[1:3]), gates.args[4], Unquantised(*gates.args[5:])
     if x is None or b is None or x.dtype != dtype:
-        return 0
+        return None
     d, (n, k) = dtype_name(dtype), map(int, b.shape)
-    quantised = Signature(NARROW, dtype_name(b.dtype), d, "f32", "none", n, k, scaling=way.scaling)
-    found = gated_few(library_of(read.library), of_few(quantised, way.overlap))
-    return 0 if found is None else min(way.few, read.few, found.most or 0)
+    product = Signature(NARROW, dtype_name(b.dtype), d, "f32", "none", n, k, scaling=way.scaling)
+    ways = of_few(product, way.overlap), dataclasses.replace(product, overlap=OVERLAPS[-1]), product
+    few, behind, more = (0 if found is None else found.most or 0 for found in (with_gates(lib, of) for of in ways))
+    if not is_tuned(lib, Quantise(d, NARROW, n // 2, read.scaling)):
+        behind = more = 0  # what they give would be quantised by nobody
+    found = Gated(min(way.few, read.few, few), behind, more > 0)
+    return found if any(found) else None
 
 
 def _read(parts: Iterable[Any]) -> _Read | None:

@@ -138,8 +138,7 @@ def quantising(
     tokens = x.shape[0]
     if tokens <= way.few and (found := few_tokens(lib, x, b, scale_b, way, to)) is not None:
         return found
-    packed = way.packed and tokens > way.few
-    a, scale_a = unpacked(x, way.scaling) if packed else _quantised(lib, x, b.shape[0], way)
+    a, scale_a = quantised(lib, x, b.shape[0], way)
     return _computed(library, a, b, scale_a, scale_b, to, OVERLAPS[-1 if tokens <= way.behind else 0])
 
 
@@ -148,12 +147,18 @@ def few_tokens(
 ) -> torch.Tensor | None:
     """The product by a kernel that quantises, with more words for `Library.gemm`; None where it refuses, and that is
     said."""
+    return tried(lib, "an fp8 GEMM of few tokens", bare(x), b, {"scale_b": scale_b, "overlap": way.overlap, **more})
+
+
+def tried(lib: Library, what: str, a: torch.Tensor, b: torch.Tensor, words: dict[str, Any]) -> torch.Tensor | None:
+    """`Library.gemm` with these words; None where it refuses, and then it is said what became of it."""
+    scales: dict[str, Any] = {name: _in_f32(words[name]) for name in ("scale_a", "scale_b") if name in words}
     try:
-        found: torch.Tensor = lib.gemm(bare(x), bare(b), scale_b=_in_f32(scale_b), overlap=way.overlap, **more)
+        found: torch.Tensor = lib.gemm(a, bare(b), **(words | scales))
     except (KernelMiss, ArgumentError) as error:
-        what, epilogue = f"an fp8 GEMM of few tokens {_of(*b.shape)}", more.get("epilogue")
-        what, then = (f"{what} with {epilogue}", "took two kernels") if epilogue else (what, _OF_QUANTISED)
-        say_once(lib, what, error, then)
+        epilogue = words.get("epilogue")
+        with_it, then = (f" with {epilogue}", "took two kernels") if epilogue else ("", _OF_QUANTISED)
+        say_once(lib, f"{what} {_of(*b.shape)}{with_it}", error, then)
         return None
     return found
 
@@ -170,8 +175,10 @@ def unpacked(rows: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tens
 _scale_shape = functools.lru_cache(4096)(scale_shape)  # whose arithmetic takes the host longer than a launch
 
 
-def _quantised(lib: Library, x: torch.Tensor, n: int, way: Unquantised) -> tuple[torch.Tensor, torch.Tensor]:
-    """x in e4m3, and its scales, for a GEMM of this N."""
+def quantised(lib: Library, x: torch.Tensor, n: int, way: Unquantised) -> tuple[torch.Tensor, torch.Tensor]:
+    """x in e4m3, and its scales, for a GEMM of this N: unless it is packed, quantised here."""
+    if way.packed and x.shape[0] > way.few:
+        return unpacked(x, way.scaling)
     if way.quantises:
         made = x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
         scale = x.new_empty(_scale_shape(way.scaling, *x.shape), dtype=torch.float32)

@@ -27,9 +27,12 @@ from .test_vllm import Down, Mlp, OfRows, each, expected
 start, serve = vllm_stand_in.start, test_vllm.serve  # fixtures
 
 HIDDEN, GATES = 256, 2 * K
+MOST_GATED = 24  # tokens that kernels of quantised tokens compute the activation for, behind what quantises
 PLAIN = [signature(GATES, HIDDEN, dtype="e4m3", d="bf16", scaling=scaling) for scaling in SCALINGS]
 OF_FEW = [signature(GATES, HIDDEN, b="e4m3", scaling=s, overlap="weights") for s in SCALINGS.values()]
 GATED = [of | {"epilogue": "swiglu"} for of in OF_FEW]
+GATED_BEHIND = [of | {"epilogue": "swiglu", "overlap": "weights"} for of in PLAIN]
+GATED_MORE = [of | {"epilogue": "swiglu"} for of in PLAIN]
 
 
 class WithGates(OfRows):
@@ -43,7 +46,7 @@ class WithGates(OfRows):
         if self.lacking:
             raise runtime.KernelMiss("none", "no kernel runs")
         found = out.copy_(activated(super().gemm(a, b, dtype=out.dtype, **more), epilogue))
-        self.calls[-1] = ("gated", a.shape[0], "none")  # type: ignore[assignment]
+        self.calls[-1] = ("gated", a.shape[0], more.get("overlap", "serial"))  # type: ignore[assignment]
         return found
 
 
@@ -75,10 +78,32 @@ def test_few_tokens_have_one_kernel_for_gates_and_activation(serve: Callable[...
         x = torch.randn(m, HIDDEN).bfloat16() / HIDDEN**0.5
         assert near(run(x), mlp, x)
         if m <= MOST:
-            assert server.lib.calls == [("gated", m, "none"), ("gemm", m, "none")]
+            assert server.lib.calls == [("gated", m, "weights"), ("gemm", m, "none")]
         else:
             assert server.lib.calls == [("gemm", m, "scaled"), ("swiglu", m, scaling), ("gemm", m, "scaled")]
     assert "serves 1 of 1 quantising activations and 2 of 2 fp8 layers (7 signatures preloaded" in server.lines[0]
+
+
+@each
+@pytest.mark.parametrize("more", [True, False])
+def test_more_tokens_have_gates_and_activation_in_one_kernel_and_are_quantised(
+    serve: Callable[..., Server], scaling: str, more: bool
+) -> None:
+    """Up to `MOST_GATED` by a kernel that begins behind what quantises; beyond where that was tuned."""
+    server = serve(more=[*PLAIN, *OF_FEW, *GATED_BEHIND, *(GATED_MORE if more else ())], of=WithGates, most=MOST_GATED)
+    mlp, run = loaded(server, scaling)
+    for m in (MOST_GATED, MOST_GATED + 1, MOST):
+        server.lib.calls.clear()
+        x = torch.randn(m, HIDDEN).bfloat16() / HIDDEN**0.5
+        assert near(run(x), mlp, x)
+        if m == MOST:
+            of_gates, quantised = [("gemm", m, "none")], []
+        elif m > MOST_GATED and not more:
+            of_gates, quantised = [("gemm", m, "scaled")], [("swiglu", m, scaling)]
+        else:
+            early = "weights" if m <= MOST_GATED else "serial"
+            of_gates, quantised = [("gated", m, early)], [("none", m, scaling)]
+        assert server.lib.calls == [*of_gates, *quantised, ("gemm", m, "none" if m == MOST else "scaled")]
 
 
 @pytest.mark.parametrize("case", ["not tuned", "read by others", "outside a graph"])
