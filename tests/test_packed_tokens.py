@@ -108,18 +108,20 @@ def with_gates(monkeypatch: pytest.MonkeyPatch, **tuned_to: int) -> list[str]:
     return asked
 
 
-@pytest.mark.parametrize(("few", "tuned_to", "most"), [(16, 16, 16), (8, 16, 8), (16, 4, 4)])
+@pytest.mark.parametrize(
+    ("few", "tuned_to", "after", "most"), [(16, 16, 16, 16), (8, 16, 16, 8), (16, 4, 16, 4), (16, 16, 2, 2)]
+)
 def test_gates_before_it_are_computed_with_it(
-    few: int, tuned_to: int, most: int, monkeypatch: pytest.MonkeyPatch
+    few: int, tuned_to: int, after: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of few tokens no more than all three take as they are."""
     asked = with_gates(monkeypatch, few=tuned_to, weights=64)
     gates = WAY._replace(few=few, packed=True)
     of = Made(of=SWIGLU, gates=(LIBRARY, gates))
-    gemm = of.read()
+    gemm = of.read(WAY._replace(few=after))
     (node,) = of.fused(gemm)
     assert (node.target, gemm.args[1]) == (GATED_PACKED, node)
-    more = ("block", 16, most, 64, False)
+    more = ("block", after, most, 64, False)
     assert node.args[2:] == (of.b, of.scale, torch.bfloat16, *gates, *more)
     assert node.meta["eager_input_vals"] == (("what Inductor was told of x", *more), {})
     assert QUANTISING not in [each.target for each in of.graph.nodes if each is not gemm]
