@@ -62,9 +62,9 @@ def of_unquantised(gemms: Iterable[Gemm], targets: Sequence[str], gated: bool = 
                 rows.setdefault(swiglu, gemm)
             ways.append(("behind", dataclasses.replace(s, overlap=OVERLAPS[-1]), FEW + 1, MOST_TOKENS))
         found += [each for way in ways for each in _of_tokens(gemm, *way)]
-        if gated and s.epilogue == "none" and _GATES.fullmatch(gemm.name):
-            ways += [("", s, FEW + 1, max(gemm.tokens))] if len(ways) > 1 else []
-            found += _with_gates(gemm, ways, targets)
+        # Without what quantises more, servers leave the activation of few alone too.
+        if gated and len(ways) > 1 and _between(gemm, FEW + 1, None) and _GATES.fullmatch(gemm.name):
+            found += _with_gates(gemm, [*ways, ("", s, FEW + 1, max(gemm.tokens))], targets)
     uses = [Use(_name(gemm, of), of, _between(gemm, FEW + 1, None)) for of, gemm in rows.items()]
     return found, [use for use in uses if use.tokens]
 
@@ -73,7 +73,7 @@ def _with_gates(gemm: Gemm, ways: Iterable[tuple[str, Signature, int, int]], tar
     """The same with SwiGLU, each for tokens from the least to the most."""
     for word, signature, least, most in ways:
         gated = dataclasses.replace(signature, epilogue=GATE)
-        if _served(gated, targets):
+        if signature.epilogue == "none" and _served(gated, targets):
             yield from _of_tokens(gemm, f"{word}.{GATE}".removeprefix("."), gated, least, most)
 
 

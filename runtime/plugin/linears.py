@@ -122,9 +122,11 @@ def _choose(lib: Library, wanted: Signature) -> tuple[Signature | None, str]:
     return (most, "") if lib.is_tuned(most) else choose(lib, wanted)
 
 
-def unquantised(lib: Library, signature: Signature) -> tuple[Unquantised | None, tuple[Besides, ...]]:
+def unquantised(
+    lib: Library, signature: Signature, gates: bool = False
+) -> tuple[Unquantised | None, tuple[Besides, ...]]:
     """How `lib` computes what `signature` does of tokens in D's type that nobody has quantised, and by which signatures
-    besides; None where nothing of that was tuned."""
+    besides, those with SwiGLU too if `gates` may come with it; None where nothing of that was tuned."""
     if signature.scaling not in QUANTISING:
         return None, ()
     early = dataclasses.replace(signature, overlap=OVERLAPS[-1])
@@ -136,13 +138,16 @@ def unquantised(lib: Library, signature: Signature) -> tuple[Unquantised | None,
     if not (most or quantises):
         return None, ()
     besides = [Besides(few.key(), 1, most)] if most else []
-    if most and (gated := with_gates(lib, few)):
-        besides.append(gated._replace(most=min(most, gated.most or 0)))
     besides += [Besides(rows.key(), most + 1, None)] if quantises else []
     besides += [Besides(early.key(), most + 1, behind)] if behind > most else []
-    for of in (early, signature):
-        if (gated := with_gates(lib, of)) and (gated.most or 0) > most:
-            besides.append(Besides(gated.key, most + 1, gated.most if of is early else None))
+    if gates:
+        of_few_gates, of_early, of_more = (with_gates(lib, of) for of in (few, early, signature))
+        if most and of_few_gates:
+            besides.append(of_few_gates._replace(most=min(most, of_few_gates.most or 0)))
+        if is_tuned(lib, dataclasses.replace(rows, k=signature.n // 2)):  # what quantises what they give
+            behind_gates = (of_early and of_early.most) or 0
+            besides += [Besides(of_early.key, most + 1, behind_gates)] if of_early and behind_gates > most else []
+            besides += [Besides(of_more.key, max(most, behind_gates) + 1, None)] if of_more else []
     return Unquantised(signature.scaling, most, few.overlap, quantises, behind), tuple(besides)
 
 

@@ -23,6 +23,7 @@ from ..program.operation import OVERLAPS
 from ..program.tensor import dtype_name
 from ..quantise import Signature as Quantise
 from ..rmsnorm import Signature as Norm
+from ..serve.library import Library
 from ..torch.norms import ADD_RMSNORM
 from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, bare, library_of, tell_inductor
 from .activations import EPILOGUE
@@ -182,32 +183,32 @@ def direct_gated(
 
     def call(x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, *, out: torch.Tensor) -> None:
         packs = x.shape[0] > few_after
-        rows = torch.empty_like(out) if packs else out
-        if _with_gates(library_of(library), x, b, scale_b, of, gated, rows):
+        rows = _with_gates(library_of(library), x, b, scale_b, of, gated, None if packs else out)
+        if rows is not None and packs:
+            _pack_rows(library, rows, scaling_after, out, {})
+        elif rows is None:
+            rows = quantising(library, x, b, scale_b, of, {"dtype": dtype})
             if packs:
-                _pack_rows(library, rows, scaling_after, out, {})
-            return
-        rows = quantising(library, x, b, scale_b, of, {"dtype": dtype})
-        if packs:
-            _pack_rows(library, rows, scaling_after, out, {"activation": EPILOGUE})
-        else:
-            out.copy_(activation_of(library)(rows))
+                _pack_rows(library, rows, scaling_after, out, {"activation": EPILOGUE})
+            else:
+                out.copy_(activation_of(library)(rows))
 
     return call
 
 
 def _with_gates(
-    lib: Any, x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, way: Unquantised, gated: Gated, rows: Any
-) -> bool:
-    """Whether a kernel wrote the activation of a product of gates to `rows` (M, K)."""
-    m, to = x.shape[0], {"epilogue": EPILOGUE, "out": rows}
-    if m <= gated.few and few_tokens(lib, x, b, scale_b, way, to) is not None:
-        return True
+    lib: Library, x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, way: Unquantised, gated: Gated, out: Any
+) -> torch.Tensor | None:
+    """The activation (M, K) of a product of gates, written to `out` if it is given; None where no kernel computes
+    both."""
+    m, to = x.shape[0], {"epilogue": EPILOGUE, "dtype": x.dtype} if out is None else {"epilogue": EPILOGUE, "out": out}
+    if m <= gated.few:
+        return few_tokens(lib, x, b, scale_b, way, to)
     if m <= way.few or not (gated.more or m <= gated.behind):
-        return False
+        return None
     a, scale_a = quantised(lib, bare(x), b.shape[0], way)
     to |= {"scale_a": scale_a, "scale_b": scale_b, "overlap": OVERLAPS[-1 if m <= gated.behind else 0]}
-    return tried(lib, "an fp8 GEMM", a, b, to) is not None
+    return tried(lib, "an fp8 GEMM", a, b, to)
 
 
 @torch.library.register_fake("cute_aot::gated_packed", lib=OPERATORS)
@@ -317,8 +318,9 @@ def _gated(node: Any, read: _Read) -> Gated | None:
     few, behind, more = (0 if found is None else found.most or 0 for found in (with_gates(lib, of) for of in ways))
     if not is_tuned(lib, Quantise(d, NARROW, n // 2, read.scaling)):
         behind = more = 0  # what they give would be quantised by nobody
-    found = Gated(min(way.few, read.few, few), behind, more > 0)
-    return found if any(found) else None
+    least = min(way.few, read.few)  # of which all are to have it: others' activation would be copied to its place
+    found = Gated(least, behind if behind > way.few else 0, more > 0)
+    return found if any(found) and few >= least else None
 
 
 def _read(parts: Iterable[Any]) -> _Read | None:

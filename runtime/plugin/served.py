@@ -112,7 +112,7 @@ class Served:
         from .packed_tokens import Rows
 
         try:
-            way, besides = unquantised(self.lib, signature)
+            way, besides = unquantised(self.lib, signature, gates=self._packs)
             for key, least, most in besides:
                 if key not in self._ready:
                     self._preload({key}, tokens=(least, most))
