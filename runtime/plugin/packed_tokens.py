@@ -3,7 +3,7 @@ operators of torch's, and the pass over a server's compiled graph that puts them
 
 For more than `few` tokens, which GEMMs quantise themselves, rows are packed: the memory of M * K elements of 16 bits
 holds M * K of e4m3 and behind them their scales. So nobody but `cute_aot::quantising_gemm`, told so, may read them,
-which the pass makes sure of. For few tokens the GEMM of gates may compute the activation too. Knows no server.
+which the pass makes sure of. The GEMM of gates may compute the activation too. Knows no server.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _pack_rows(library: int, x: torch.Tensor, scaling: str, rows: torch.Tensor, 
 
 class Gated(NamedTuple):
     """Up to how many tokens kernels compute SwiGLU with the GEMM of gates before it: those that quantise themselves,
-    those that begin behind what quantises, and of how many more the others do."""
+    and those that begin behind what quantises; and whether others do of more."""
 
     few: int
     behind: int
