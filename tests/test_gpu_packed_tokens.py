@@ -124,7 +124,7 @@ def test_what_is_packed_is_as_near_as_what_is_quantised_between(library: Library
             by_server.append(len(activations))
         wanted = exactly(*given)
         assert torch.equal(results[0][1], wanted[1])
-        for i, most in ((0, 0.05), (2, 0.1)):  # e4m3 held what the second is made of twice
+        for i, most in ((0, 0.05), (2, 0.06)):  # e4m3 held what the second is made of twice: 0.05 at one token
             packed, apart, exact = (of[i] for of in (*results, wanted))
             assert error(packed, exact) < most, m
             assert error(packed, exact) < 1.1 * error(apart, exact), m

@@ -123,20 +123,20 @@ def _swiglu_packed(library: int, x: torch.Tensor, scaling: str, few: int) -> tor
     if x.shape[0] <= few:
         return activation_of(library)(x)
     rows = x.new_empty((x.shape[0], x.shape[1] // 2))
-    _pack_rows(library, x, scaling, rows, {"activation": EPILOGUE})
+    _pack_rows(library, x, scaling, rows, EPILOGUE)
     return rows
 
 
-def _pack_rows(library: int, x: torch.Tensor, scaling: str, rows: torch.Tensor, gates: dict[str, Any]) -> None:
-    """Pack x into rows (M, K): as it is, or the activation that `gates` names of x (M, 2 K)."""
+def _pack_rows(library: int, x: torch.Tensor, scaling: str, rows: torch.Tensor, activation: str = "none") -> None:
+    """Pack x into rows (M, K): as it is, or the activation of x (M, 2 K)."""
     y, scale = unpacked(rows, scaling)
     try:
-        library_of(library).call("quantise", x, scaling=scaling, out=(y, scale), **gates)
+        library_of(library).call("quantise", x, scaling=scaling, activation=activation, out=(y, scale))
     except (KernelMiss, ArgumentError) as error:
-        k = rows.shape[1]
-        what = f"a SwiGLU of K {k} that quantises" if gates else f"what quantises rows of K {k}"
-        say_once(library_of(library), what, error, _BY_SERVER if gates else "was left to the server")
-        _pack(activation_of(library)(x) if gates else x, scaling, y, scale)
+        k, plain = rows.shape[1], activation == "none"
+        what = f"what quantises rows of K {k}" if plain else f"a SwiGLU of K {k} that quantises"
+        say_once(library_of(library), what, error, "was left to the server" if plain else _BY_SERVER)
+        _pack(x if plain else activation_of(library)(x), scaling, y, scale)
 
 
 class Gated(NamedTuple):
@@ -185,11 +185,11 @@ def direct_gated(
         packs = x.shape[0] > few_after
         rows = _with_gates(library_of(library), x, b, scale_b, of, gated, None if packs else out)
         if rows is not None and packs:
-            _pack_rows(library, rows, scaling_after, out, {})
+            _pack_rows(library, rows, scaling_after, out)
         elif rows is None:
             rows = quantising(library, x, b, scale_b, of, {"dtype": dtype})
             if packs:
-                _pack_rows(library, rows, scaling_after, out, {"activation": EPILOGUE})
+                _pack_rows(library, rows, scaling_after, out, EPILOGUE)
             else:
                 out.copy_(activation_of(library)(rows))
 
