@@ -67,8 +67,14 @@ def test_kernels_fill_a_step(label: str) -> None:
             step = found.steps[place]
             if (label, batch, who) == ("fp8 by blocks, stock with CUTLASS", "64", "stock"):
                 step = 64e6 / max(run[who]["decode"][batch]["all"])
-            waits = (label, batch, who) == ("fp8 by blocks, stock with CUTLASS", "16", "stock")
-            assert sum(pair[place] for pair in found.parts) == pytest.approx(step, rel=0.1 if waits else 0.05)
+            kernels = sum(pair[place] for pair in found.parts)
+            if (label, batch, who) == ("fp8 by blocks, stock with CUTLASS", "16", "stock"):
+                said = (
+                    f"at batch 16 its step without the profiler took {step / kernels - 1:.0%} longer than its kernels"
+                )
+                assert said in text("engines")
+            else:
+                assert kernels == pytest.approx(step, rel=0.05)
 
 
 def test_the_page_says_what_gemms_take_of_a_step() -> None:
@@ -157,10 +163,11 @@ def test_the_page_says_what_steps_without_a_graph_take() -> None:
     page = text("engines")
     said = "700 tokens takes ours {:.0f} ms in bf16 and stock {:.0f}, of which GEMMs need {:.0f}, in another run {:.0f}"
     assert said.format(*prefill(4), needed, prefill(7)[0]) + f" and {prefill(7)[1]:.0f};" in page
-    assert "by channel {:.0f} and {:.0f}, by blocks {:.0f} and {:.0f}.".format(*prefill(17), *prefill(11)) in page
+    by_channel = "by channel {:.0f} and {:.0f}, in another run {:.0f} and {:.0f};".format(*prefill(17), *prefill(27))
+    assert f"{by_channel} by blocks {prefill(11)[0]:.0f} and {prefill(11)[1]:.0f}." in page
     all_of = [[1e3 * s for i in (4, 7) for s in runs[i][who]["prefill"]["700"]["all"]] for who in BOTH[::-1]]
     least_and_most = [each for of in all_of for each in (min(of), max(of))]
-    assert "of ours in bf16 are of {:.0f} to {:.0f} ms and of stock {:.0f} to {:.0f}:".format(*least_and_most) in page
+    assert "of ours in bf16 are of {:.0f} to {:.0f} ms and of stock {:.0f} to {:.0f}.".format(*least_and_most) in page
     waits = [
         sorted(statistics.median(runs[i][who]["traffic"]["in_turn"]["ttft_p99_ms"]) for i in BF16) for who in BOTH[::-1]
     ]
@@ -176,7 +183,7 @@ def test_the_page_says_what_engines_compiled_and_reloaded() -> None:
     served = [run["served"] for run in document["runs"] if run["served"] in engines]
     counted = [engine["compilations"] for engine in engines]
     assert {each["ours"] for each in counted} == {0}
-    assert len(served) == 17
+    assert len(served) == 18
     by = {name: {each["by"]["vllm"][name] for each in counted} for name in ("nvcc", "ptxas", "gcc")}
     assert by["nvcc"] == {1}
     said = f"ptxas {min(by['ptxas'])} to {max(by['ptxas'])} times and gcc {min(by['gcc'])} to {max(by['gcc'])} times."
