@@ -57,16 +57,17 @@ SERVED = {  # what a row says, and the runs of engines.json that it is of
     "bf16 on H100s, vLLM's norms": (3, 21),
     "Llama-3.1-8B, AWQ": (2,),
     "Llama-3.1-8B, fp8 by channel and token": (5,),
-    "the same, `--quantise`, norms": (17,),
-    "Llama-3.1-8B, fp8 by blocks, stock with DeepGEMM": (12,),
+    "the same, `--quantise`, norms": (17, 16, 20),
+    "Llama-3.1-8B, fp8 by blocks, stock with DeepGEMM": (11, 12),
     "the same, stock with CUTLASS, `few`": (8, 10),
-    "over CUTLASS, `--quantise`, norms": (11,),
+    "over CUTLASS, `--quantise`, norms": (11, 12),
     "the same on H100s, `few`": (18, 22),
     "Llama-3.1-8B, fp8 by channel and token, on H100s": (19, 23),
     "24 layers of Qwen3-30B-A3B, bf16": (bounds.QWEN,),
     "gpt-oss-20b, experts in MXFP4, on an H100": (0,),
     "SGLang: Llama-3.1-8B, bf16, on an H100": (1,),
 }
+STOCKS = {"Llama-3.1-8B, fp8 by blocks, stock with DeepGEMM": bounds.AGAIN}  # rows over another engine than "stock"
 WAITS = {  # milliseconds of requests that come in turn, for the first token and for every next one
     "ttft_p50_ms": "TTFT, median",
     "ttft_p99_ms": "99%",
@@ -386,10 +387,10 @@ def engines() -> list[str]:
     rows = []
     for label, which in SERVED.items():
         cells = []
-        for of_runs in zip(*(_speeds(runs[run]) for run in which), strict=True):
+        for of_runs in zip(*(_speeds(runs[run], STOCKS.get(label, "stock")) for run in which), strict=True):
             times = median(median(ours) / median(stock) for ours, stock in of_runs)
             cells.append(f"{times:.2f} ({max(_spread(each) for pair in of_runs for each in pair):.0%})")
-        ready = [median(runs[run][who]["ready_s"] for run in which) for who in ("stock", "served")]
+        ready = [median(runs[run][who]["ready_s"] for run in which) for who in (STOCKS.get(label, "stock"), "served")]
         label += f", {len(which)} runs" if len(which) > 1 else ""
         rows.append([label, *cells, f"{ready[0]:.0f} s, {ready[1]:.0f} s"])
     return [*table(["stock over ours", *names], rows), *source("engines")]
@@ -398,12 +399,10 @@ def engines() -> list[str]:
 def decode_steps() -> list[str]:
     """What a decode step consists of, in stock and in ours, and what bounds it: a row for each engine and batch."""
     rows = []
-    for label, of in bounds.DECODED.items():
+    for label in bounds.DECODED:
         for batch in bounds.BATCHES:
             found = bounds.decoding(label, batch)
             cells = [f"{stock:,.0f}, {ours:,.0f}" for stock, ours in (*found.parts, found.steps)]
-            if of.profiled is not None:  # the parts are of another run
-                cells[:-1] = [""] * len(found.parts)
             rows.append(
                 [f"{label}, {batch}", *cells, f"{found.read_us:,.0f}", f"{found.could:.2f}", f"{found.was:.2f}"]
             )
@@ -417,9 +416,9 @@ def decode_steps() -> list[str]:
     return [*table(header, rows), "", said, *source("engines", "moe_h200")]
 
 
-def _speeds(run: dict[str, Any]) -> list[tuple[list[float], list[float]]]:
-    """Our speeds and stock's: tokens a second for each number of sequences, prompts a second for each length."""
-    stock, served = run["stock"], run["served"]
+def _speeds(run: dict[str, Any], who: str) -> list[tuple[list[float], list[float]]]:
+    """Our speeds and those of `who`: tokens a second for each number of sequences, prompts a second for each length."""
+    stock, served = run[who], run["served"]
     found = [(served["decode"][b]["all"], stock["decode"][b]["all"]) for b in ("1", "16", "64")]
     for tokens in ("512", "2048"):
         ours, theirs = ([1 / s for s in of["prefill"][tokens]["all"]] for of in (served, stock))
@@ -432,8 +431,9 @@ def traffic() -> list[str]:
     that had them."""
     runs, rows = load("engines")["runs"], []
     for label, which in SERVED.items():
-        pairs = [[runs[run][name].get("traffic") for name in ("stock", "served")] for run in which]
-        if all(all(pair) for pair in pairs):
+        names = STOCKS.get(label, "stock"), "served"
+        pairs = [[runs[run][name]["traffic"] for name in names] for run in which if "traffic" in runs[run]["served"]]
+        if pairs:
             at_once = median(
                 median(served["at_once"]["all"]) / median(stock["at_once"]["all"]) for stock, served in pairs
             )

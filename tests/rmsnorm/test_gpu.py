@@ -175,7 +175,7 @@ def test_operator_with_a_residual_gives_the_very_bits_of_the_library(
 def test_what_a_norm_quantises_is_what_quantising_makes_of_it(
     norms: dict[Signature, list[str]], library: Library
 ) -> None:
-    """Bit for bit, of functions with as many threads, which add squares up in the same order, where tuning kept both."""
+    """Bit for bit, of functions with as many threads, which add squares up in the same order, if kept."""
     stream = torch.cuda.current_stream()
     compared = 0
     for s, names in norms.items():
