@@ -111,6 +111,21 @@ def test_the_page_says_what_gemms_take_of_a_step() -> None:
     assert f"up to {max(outside.values()):.0%} of our steps" in page
 
 
+def test_the_page_says_what_each_run_in_fp8_gave() -> None:
+    runs = bounds.load("engines")["runs"]
+
+    def gains(which: tuple[int, ...], stock: str) -> list[list[str]]:
+        rates = [
+            [[runs[i][who]["decode"][b]["tokens_per_s"] for who in ("served", stock)] for i in which]
+            for b in bounds.BATCHES
+        ]
+        return [[f"{ours / theirs:.2f}" for ours, theirs in of] for of in rates]
+
+    by_channel = "; ".join("{}, {} and {}".format(*of) for of in gains((17, 16, 20), "stock"))
+    over_deep_gemm = "; ".join("{} and {}".format(*of) for of in gains(BLOCKS, bounds.AGAIN))
+    assert f"runs by channel gave {by_channel}, the last unsteadily; over DeepGEMM {over_deep_gemm}." in text("vllm")
+
+
 def test_qwen3_is_beyond_its_estimate_by_no_more_than_its_repeats_differ() -> None:
     could, was = bounds.qwen_decoding()
     run = bounds.load("engines")["runs"][bounds.QWEN]
@@ -172,6 +187,8 @@ def test_the_page_says_what_steps_without_a_graph_take() -> None:
     said = "by channel {:.0f} and {:.0f}; by blocks {:.0f}, CUTLASS {:.0f} and DeepGEMM {:.0f}."
     deep_gemm = 1e3 * runs[11][bounds.AGAIN]["prefill"]["700"]["s"]
     assert said.format(*prefill(17), *prefill(11), deep_gemm) in page
+    host = runs[17]["prefill of 700, host ms of a layer's compiled code, median of a trace"]
+    assert f"{host['served']:.2f} and {host['stock']:.2f} ms with a profiler" in page
     all_of = [[1e3 * s for i in (4, 7) for s in runs[i][who]["prefill"]["700"]["all"]] for who in BOTH[::-1]]
     least_and_most = [each for of in all_of for each in (min(of), max(of))]
     assert "of ours in bf16 are of {:.0f} to {:.0f} ms and of stock {:.0f} to {:.0f}.".format(*least_and_most) in page
@@ -235,7 +252,7 @@ def test_answers_in_fp8_by_channel_differ_as_stocks_own_do() -> None:
 
 def test_the_page_says_what_quantising_before_gemms_takes() -> None:
     parts = bounds.decoding("fp8 by blocks, stock with CUTLASS", "1").parts
-    places = [1 + list(bounds.ELSE).index(what) for what in ("norms", "activations", "quantising")]
+    places = [1 + list(bounds.ELSE).index(what) for what in ("norms", "quantising")]
     stock, ours = (sum(parts[place][who] for place in places) for who in (0, 1))
-    assert f"take {stock:.0f} us of stock's step by blocks and {ours:.0f} of ours, of 128 GEMMs" in text("sm90_small_m")
-    assert round((stock - ours) / 128) == 3
+    assert f"take {stock:.0f} us of stock's step by blocks and {ours:.0f} of ours, whose" in text("sm90_small_m")
+    assert 2 < (stock - ours) / 128 <= 3, "up to 3 us of a GEMM"

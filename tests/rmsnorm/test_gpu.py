@@ -194,7 +194,7 @@ def test_what_a_norm_quantises_is_what_quantising_makes_of_it(
                 wanted = (blocks * (largest / amax)).view(m, s.n).to(torch.float8_e4m3fn)
                 assert torch.equal(o.y.float(), wanted.float()), (name, m)
                 torch.testing.assert_close(o.scale.flatten(), (amax / largest).flatten(), rtol=1e-6, atol=0)
-    assert compared
+    assert compared or all(s.scaling == "none" for s in norms)
     torch.cuda.synchronize()
 
 
