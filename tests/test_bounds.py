@@ -107,7 +107,7 @@ def test_the_page_says_what_gemms_take_of_a_step() -> None:
     assert "Ours takes {:.2f}, {:.2f} and {:.2f} times DeepGEMM's step".format(*steps) in page
     faster, at_64 = fastest_of_cutlass(), bounds.decoding(cutlass, "64")
     could, was = (x * 64e6 / faster / at_64.steps[0] for x in (at_64.could, at_64.was))
-    assert f"over which the estimate is {could:.2f} and ours was {was:.2f}, while" in page
+    assert f"over that the estimate is {could:.2f} and ours was {was:.2f}, while" in page
     assert f"up to {max(outside.values()):.0%} of our steps" in page
 
 
