@@ -51,7 +51,7 @@ import kernel_times
 import reloads
 import traffic
 import turns
-from report import ends, geomean, out_argument, write
+from report import AGAIN, ends, geomean, out_argument, write
 from turns import FLAG, Turns
 
 from runtime.errors import ArgumentError
@@ -62,7 +62,6 @@ _INT4_WORDS = "qweight", "qzeros", "weight_packed", "weight_zero_point"  # how p
 _INT4_DEVIATION = 5.5  # of a code less 8, or less a zero point: between those of each
 _PROJECTIONS = tuple(f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down"))
 BOTH = STOCK, SERVED = "stock", "served"
-AGAIN = "stock again"
 ANSWER_PROMPTS, ANSWER_TOKENS, TEXT_TOKENS = 32, 64, 512
 LENGTHS, MOST_LENGTHS = (513, 4000), 1000  # beyond vLLM's largest CUDA graph; to fit with an answer in max_model_len
 PROFILED_AFTER = 8  # steps, of which the first are prefills: of fewer tokens than so many steps may have

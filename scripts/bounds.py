@@ -11,12 +11,11 @@ from collections.abc import Iterable, Sequence
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
-from report import ROOT
+from report import AGAIN, ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 BYTES_PER_US, FLOPS_PER_US = 4.3e6, {16: 720e6, 8: 1400e6}  # what kernels were seen to reach on an H200
 BATCHES = "1", "16", "64"
-AGAIN = "stock again"  # an engine of a run that had another setting, such as VLLM_USE_DEEP_GEMM=1
 
 # --- a decode step of Llama-3.1-8B ---
 

@@ -20,7 +20,7 @@ import bounds
 import reduce_results
 import summarise_random
 from random_cases import REGIMES
-from report import ROOT, ends
+from report import AGAIN, ROOT, ends
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -67,7 +67,7 @@ SERVED = {  # what a row says, and the runs of engines.json that it is of
     "gpt-oss-20b, experts in MXFP4, on an H100": (0,),
     "SGLang: Llama-3.1-8B, bf16, on an H100": (1,),
 }
-STOCKS = {"Llama-3.1-8B, fp8 by blocks, stock with DeepGEMM": bounds.AGAIN}  # rows over another engine than "stock"
+STOCKS = {"Llama-3.1-8B, fp8 by blocks, stock with DeepGEMM": AGAIN}  # rows over another engine than "stock"
 WAITS = {  # milliseconds of requests that come in turn, for the first token and for every next one
     "ttft_p50_ms": "TTFT, median",
     "ttft_p99_ms": "99%",
@@ -386,11 +386,11 @@ def engines() -> list[str]:
     ]
     rows = []
     for label, which in SERVED.items():
-        cells = []
-        for of_runs in zip(*(_speeds(runs[run], STOCKS.get(label, "stock")) for run in which), strict=True):
-            times = median(median(ours) / median(stock) for ours, stock in of_runs)
+        stock, cells = STOCKS.get(label, "stock"), []
+        for of_runs in zip(*(_speeds(runs[run], stock) for run in which), strict=True):
+            times = median(median(ours) / median(theirs) for ours, theirs in of_runs)
             cells.append(f"{times:.2f} ({max(_spread(each) for pair in of_runs for each in pair):.0%})")
-        ready = [median(runs[run][who]["ready_s"] for run in which) for who in (STOCKS.get(label, "stock"), "served")]
+        ready = [median(runs[run][who]["ready_s"] for run in which) for who in (stock, "served")]
         label += f", {len(which)} runs" if len(which) > 1 else ""
         rows.append([label, *cells, f"{ready[0]:.0f} s, {ready[1]:.0f} s"])
     return [*table(["stock over ours", *names], rows), *source("engines")]
@@ -427,8 +427,8 @@ def _speeds(run: dict[str, Any], who: str) -> list[tuple[list[float], list[float
 
 
 def traffic() -> list[str]:
-    """Requests of random lengths to engines, all at once and in turn, of several runs the median: a row for each engine
-    that had them."""
+    """Requests of random lengths to engines, all at once and in turn, of those runs that had them the median: a row
+    for each engine that had any."""
     runs, rows = load("engines")["runs"], []
     for label, which in SERVED.items():
         names = STOCKS.get(label, "stock"), "served"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+AGAIN = "stock again"  # a second engine without archives, of another setting, such as VLLM_USE_DEEP_GEMM=1
 sys.path.insert(0, str(ROOT))  # scripts run from a checkout, installed or not
 
 from runtime.errors import AotError  # noqa: E402

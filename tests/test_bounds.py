@@ -60,7 +60,7 @@ def test_what_was_measured_is_within_its_estimate(label: str, batch: str) -> Non
 @pytest.mark.parametrize("label", bounds.DECODED)
 def test_kernels_fill_a_step(label: str) -> None:
     """What is between them, and what the profiler adds, is little, but for CUTLASS by blocks at batch 16, which was
-    profiled at batch 64 at the speed of its faster repeats."""
+    profiled at batch 64 at the speed of its fastest repeat, of a second run."""
     for batch in bounds.BATCHES:
         found = bounds.decoding(label, batch)
         for place, who in enumerate(BOTH):
@@ -123,7 +123,10 @@ def test_the_page_says_what_each_run_in_fp8_gave() -> None:
 
     by_channel = "; ".join("{}, {} and {}".format(*of) for of in gains((17, 16, 20), "stock"))
     over_deep_gemm = "; ".join("{} and {}".format(*of) for of in gains(BLOCKS, bounds.AGAIN))
-    assert f"runs by channel gave {by_channel}, the last unsteadily; over DeepGEMM {over_deep_gemm}." in text("vllm")
+    assert (
+        f"runs by channel gave {by_channel}, the last unsteadily, as is the first over DeepGEMM: {over_deep_gemm}."
+        in text("vllm")
+    )
 
 
 def test_qwen3_is_beyond_its_estimate_by_no_more_than_its_repeats_differ() -> None:
@@ -188,7 +191,7 @@ def test_the_page_says_what_steps_without_a_graph_take() -> None:
     deep_gemm = 1e3 * runs[11][bounds.AGAIN]["prefill"]["700"]["s"]
     assert said.format(*prefill(17), *prefill(11), deep_gemm) in page
     host = runs[17]["prefill of 700, host ms of a layer's compiled code, median of a trace"]
-    assert f"{host['served']:.2f} and {host['stock']:.2f} ms with a profiler" in page
+    assert f"{host['served']:.2f} ms and stock's {host['stock']:.2f}, with a profiler" in page
     all_of = [[1e3 * s for i in (4, 7) for s in runs[i][who]["prefill"]["700"]["all"]] for who in BOTH[::-1]]
     least_and_most = [each for of in all_of for each in (min(of), max(of))]
     assert "of ours in bf16 are of {:.0f} to {:.0f} ms and of stock {:.0f} to {:.0f}.".format(*least_and_most) in page
@@ -203,7 +206,9 @@ def test_the_page_says_what_steps_without_a_graph_take() -> None:
 
 def test_the_page_says_what_engines_compiled_and_reloaded() -> None:
     document = bounds.load("engines")
-    engines = [run[who] for run in document["runs"] for who in BOTH if "compilations" in run.get(who, {})]
+    engines = [
+        run[who] for run in document["runs"] for who in (*BOTH, bounds.AGAIN) if "compilations" in run.get(who, {})
+    ]
     served = [run["served"] for run in document["runs"] if run["served"] in engines]
     counted = [engine["compilations"] for engine in engines]
     assert {each["ours"] for each in counted} == {0}
@@ -230,29 +235,24 @@ def test_answers_in_fp8_by_channel_differ_as_stocks_own_do() -> None:
     assert said in text("engines")
     name = "greedy tokens before the first other"
     runs = bounds.load("engines")["runs"]
-    of = [f"{runs[i]['served']['compared'][name]:.0f}" for i in (5, 23, 8, 10, 22, *BLOCKS)]
+    of = [f"{runs[i]['served']['compared'][name]:.0f}" for i in (5, 23, 8, 10, 22, *BLOCKS, 16, 17, 20)]
     channel, (least, most), (without, again) = (
         {ours[name], *map(float, of[:2])},
         (min(of[2:]), max(of[2:])),
         STUDIED["greedy tokens"],
     )
     assert {f"{x:.0f}" for x in channel} == {"4"}
-    assert least == most
-    said = f"4 in fp8 by channel ({stocks[name]:.0f}), {least} with `few`, and {without:.0f}"
+    said = f"4 in fp8 by channel ({stocks[name]:.0f}), {least} to {most} with `few`, and {without:.0f}"
     assert f"{said} by blocks." in text("engines")
     assert (without, again) == pytest.approx((6.25, 6.59))
     mean = "log-probabilities, mean difference"
     few, deep_gemm = runs[8]["served"]["compared"][mean], runs[11][bounds.AGAIN]["compared"][mean]
     assert f"with it they are {few:.2f} off, and DeepGEMM's are {deep_gemm:.2f} off CUTLASS's" in text("engines")
-    with_few = [runs[i]["served"]["decode"]["16"]["tokens_per_s"] for i in (8, 10)]
-    rounded = [f"{statistics.fmean(of) / 10:.0f}0".replace("4", "4,", 1) for of in (with_few, STUDIED["batch 16"])]
-    said = "with it we decoded {} tokens a second on two H200s, without it {} on another".format(*rounded)
-    assert said in text("engines")
 
 
 def test_the_page_says_what_quantising_before_gemms_takes() -> None:
     parts = bounds.decoding("fp8 by blocks, stock with CUTLASS", "1").parts
     places = [1 + list(bounds.ELSE).index(what) for what in ("norms", "quantising")]
     stock, ours = (sum(parts[place][who] for place in places) for who in (0, 1))
-    assert f"take {stock:.0f} us of stock's step by blocks and {ours:.0f} of ours, whose" in text("sm90_small_m")
+    assert f"take {stock:.0f} us of stock's step by blocks and {ours:.0f} of ours, of 128 GEMMs" in text("sm90_small_m")
     assert 2 < (stock - ours) / 128 <= 3, "up to 3 us of a GEMM"
