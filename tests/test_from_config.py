@@ -67,7 +67,7 @@ def test_from_config_has_every_way_to_compute_a_layer(run: Run) -> None:
     [
         ("llama-3.1-8b", ("--in-graph",), True),
         ("llama-3.1-8b", (), False),
-        ("llama-3.1-8b", ("--in-graph", "--tp", "2"), False),  # servers fuse norms with the sum over ranks
+        ("llama-3.1-8b", ("--in-graph", "--tp", "2"), True),
         ("gemma-3-27b", ("--in-graph",), False),  # more norms, of x * (1 + weight)
     ],
 )

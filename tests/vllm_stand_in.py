@@ -83,7 +83,11 @@ def _engine() -> Contents:
             self.additional_config, self.quant_config, self.runner = additional_config, quant, "v1"
             self.model_config = types.SimpleNamespace(model="org/some-model")
             self.compilation_config = types.SimpleNamespace(
-                cudagraph_capture_sizes=list(sizes), inductor_compile_config={}, mode=3, backend="inductor"
+                cudagraph_capture_sizes=list(sizes),
+                inductor_compile_config={},
+                mode=3,
+                backend="inductor",
+                pass_config=types.SimpleNamespace(fuse_allreduce_rms=False, enable_sp=None),
             )
             self.parallel_config = types.SimpleNamespace(
                 enable_dbo=False,

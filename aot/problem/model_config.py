@@ -76,7 +76,7 @@ class Wanted:
     manifest has them. `in_graph` adds the other ways to compute the layers that `aot tune --in-graph` chooses for.
     `quantise` adds what quantises the tokens of layers in e4m3, or, if it is None, few tokens of those with scales of
     blocks, unless layers are fused. With either the manifest has the model's norms, as far as they are RMSNorm of a sum
-    with the residual, unless ranks sum, where servers fuse them with that.
+    with the residual.
     """
 
     tp: int
@@ -158,7 +158,7 @@ def manifest_from_config(
     else:
         _check_served(found, (*gemms, *uses), wanted, targets, on_warning)
     gemms, uses = _with_quantised_tokens(found, wanted, gemms, uses, targets)
-    if (wanted.in_graph or wanted.quantise) and wanted.tp == 1 and found.residuals and found.rms_norms:
+    if (wanted.in_graph or wanted.quantise) and found.residuals and found.rms_norms:
         of_rows = uses if wanted.quantise else ()
         norms = of_norms(gemms[0].signature.d, [found.used["hidden_size"]], ms, targets, of_rows)
         uses = _by_operation([*uses, *norms])

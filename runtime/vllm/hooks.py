@@ -199,6 +199,9 @@ READ = {
         "CompilationConfig.inductor_compile_config",
         "CompilationConfig.mode",
         "CompilationConfig.backend",
+        "CompilationConfig.pass_config",
+        "PassConfig.fuse_allreduce_rms",
+        "PassConfig.enable_sp",
         "CompilationMode.VLLM_COMPILE",
     ),
     "vllm.config.offload": (
@@ -246,6 +249,15 @@ def install(wrappers: Mapping[Hook, Make]) -> None:
     for (hook, make), (owner, method) in zip(wrappers.items(), look_up(wrappers), strict=True):
         if not is_marked(method):
             setattr(owner, hook.method, wrapped(method, make, hook))
+
+
+def fuses_norms_with_sums(vllm_config: Any) -> bool:
+    """Whether vLLM fuses the sum over ranks of tensor parallelism with the norm behind it, as it does where FlashInfer
+    is installed, or splits both over the ranks (sequence parallelism); it then must find norms of its own."""
+    if vllm_config.parallel_config.tensor_parallel_size == 1:
+        return False
+    passes = vllm_config.compilation_config.pass_config
+    return bool(passes.fuse_allreduce_rms or passes.enable_sp)
 
 
 def of_runner(runner: Any) -> Hook:

@@ -84,8 +84,7 @@ class Plugin(Served):
                 lib = self._open(settings, _workspaces(vllm_config.parallel_config))
                 hooks.install(self._wrappers())
                 quantised = vllm_config.quant_config is not None
-                # vLLM fuses norms with what sums over ranks.
-                self._takes_norms = vllm_config.parallel_config.tensor_parallel_size == 1
+                self._takes_norms = not hooks.fuses_norms_with_sums(vllm_config)
                 self._experts_left = "the setting leaves experts to it"
                 if settings.experts:
                     self._experts_left = self._install_experts(quantised)

@@ -178,13 +178,25 @@ def test_norms_alone_are_not_what_is_required(serve: Callable[..., Server]) -> N
         server.serve(norm_of(server), config={"cute_aot": {"archive": "norms.aot", "required": "archive"}})
 
 
-def test_norms_are_vllms_where_several_ranks_sum(serve: Callable[..., Server]) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "passes", "taken"),
+    [
+        (2, {}, True),
+        (2, {"fuse_allreduce_rms": True}, False),
+        (2, {"enable_sp": True}, False),
+        (1, {"fuse_allreduce_rms": True}, True),
+    ],
+)
+def test_norms_are_vllms_where_it_fuses_them_with_sums_over_ranks(
+    serve: Callable[..., Server], ranks: int, passes: dict[str, bool], taken: bool
+) -> None:
     server = serve()
     norm, config = norm_of(server), server.config(MINE)
-    config.parallel_config.tensor_parallel_size = 2
+    config.parallel_config.tensor_parallel_size = ranks
+    vars(config.compilation_config.pass_config).update(passes)
     server.serve(norm, config=config)
     norm(*tensors((5, HIDDEN), (5, HIDDEN)))
-    assert server.lib.normed == []
+    assert server.lib.normed == ([True] if taken else [])
 
 
 def test_tokens_of_another_type_are_vllms(serve: Callable[..., Server]) -> None:
