@@ -56,7 +56,9 @@ class QuantisingOnCpu(OnCpu):
             raise runtime.KernelMiss("none", "no kernel runs")
         self.calls.append((len(tensors[0]), 0, more["scaling"]))
         y, scale = quantised(tensors[0], "e4m3", more["scaling"])
-        return y.to(E4M3), scale
+        for to, found in zip(more["out"], (y.to(E4M3), scale), strict=True):
+            to.copy_(found)
+        return more["out"]
 
 
 @pytest.fixture

@@ -44,6 +44,7 @@ class Table:
         shape: tuple[int, ...] | None,
         keywords: dict[str, Any] | None,
         counter: Counter,
+        offsets: tuple[int, ...] | None = None,
         /,
     ) -> bool: ...
     def clear(self) -> None: ...

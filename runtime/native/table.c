@@ -21,6 +21,7 @@ typedef struct Entry {
     int32_t device;
     Launch *launch[MOST_LAUNCHES];
     PointerChecks checks; /* of the tensors that are given and the output */
+    uint64_t offsets[MOST_TENSORS]; /* bytes from where a tensor begins to what is launched on */
     PyObject *shape, *keywords; /* of `new_empty`, where the output is not given */
     Counter *counter; /* of calls launched */
     int64_t key[]; /* words */
@@ -92,7 +93,7 @@ static PyObject *table_call(PyObject *object, PyObject *const *args, Py_ssize_t 
     }
     for (uint32_t i = 0, j = 0; i < entry->checks.tensors; i++)
         if (i == OUT && entry->shape != NULL) pointers[i] = 0;
-        else pointers[i] = address_of(&seen.tensor[j++]);
+        else pointers[i] = address_of(&seen.tensor[j++]) + entry->offsets[i];
     out = args[2 + OUT];
     if (entry->shape != NULL) {
         DLTensor t;
@@ -141,22 +142,23 @@ static void clear(Table *self) {
     }
 }
 
-/* put(tag, (a, b, out, ...), launches, checks, device, shape, keywords, counter): serve such calls from now on; False if
-   they are not of a kind that this can. A full table begins anew. `out` and its shape: one
-   of both. */
+/* put(tag, (a, b, out, ...), launches, checks, device, shape, keywords, counter, offsets=None): serve such calls from now
+   on; False if they are not of a kind that this can. A full table begins anew. `out` and its shape: one of both. Each
+   operand begins so many bytes behind its tensor as `offsets` say. */
 static PyObject *table_put(PyObject *object, PyObject *args) {
     Table *self = (Table *)object;
-    PyObject *tensors, *launches, *checks, *shape, *keywords, *counter;
+    PyObject *tensors, *launches, *checks, *shape, *keywords, *counter, *offsets = Py_None;
     PyObject *given[MOST_TENSORS];
     long long tag;
     int device;
     CallKey seen;
     PointerChecks of_call;
+    uint64_t begins[MOST_TENSORS] = {0};
     Entry *entry, *replaced, **place;
     int read;
     Py_ssize_t count, launched, operands;
-    if (!PyArg_ParseTuple(args, "LO!O!OiOOO!", &tag, &PyTuple_Type, &tensors, &PyTuple_Type, &launches, &checks, &device,
-                          &shape, &keywords, counter_type, &counter))
+    if (!PyArg_ParseTuple(args, "LO!O!OiOOO!|O", &tag, &PyTuple_Type, &tensors, &PyTuple_Type, &launches, &checks,
+                          &device, &shape, &keywords, counter_type, &counter, &offsets))
         return NULL;
     count = PyTuple_Size(tensors);
     launched = PyTuple_Size(launches);
@@ -175,9 +177,14 @@ static PyObject *table_put(PyObject *object, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "a wrong number of operands");
         return NULL;
     }
+    if (offsets != Py_None && read_integers(offsets, begins, MOST_TENSORS) != operands) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a wrong number of offsets");
+        return NULL;
+    }
     if (self->count >= MOST_ENTRIES) clear(self);
     entry = calloc(1, sizeof *entry + seen.words * sizeof *seen.key);
     if (entry == NULL) return PyErr_NoMemory();
+    memcpy(entry->offsets, begins, sizeof begins);
     entry->checks = of_call;
     entry->hash = seen.hash;
     entry->words = seen.words;
@@ -251,7 +258,7 @@ static void table_dealloc(PyObject *object) {
 
 static PyMethodDef table_methods[] = {
     {"call", (PyCFunction)(void (*)(void))table_call, METH_FASTCALL, "call(tag, stream, a, b, out, ...)"},
-    {"put", table_put, METH_VARARGS, "put(tag, tensors, launches, checks, device, shape, keywords, counter)"},
+    {"put", table_put, METH_VARARGS, "put(tag, tensors, launches, checks, device, shape, keywords, counter, offsets)"},
     {"clear", table_clear, METH_NOARGS, "clear()"},
     {NULL, NULL, 0, NULL},
 };

@@ -24,12 +24,26 @@ from ..program.tensor import dtype_name
 from ..quantise import Signature as Quantise
 from ..rmsnorm import Signature as Norm
 from ..serve.library import Library
+from ..torch.direct import norm_and_sum
 from ..torch.norms import ADD_RMSNORM
 from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, bare, library_of, tell_inductor
 from .activations import EPILOGUE
 from .gated import activation_of
 from .linears import is_tuned, of_few, with_gates
-from .scaled import QUANTISING, Unquantised, by_server, few_tokens, quantised, quantising, say_once, tried, unpacked
+from .scaled import (
+    QUANTISING,
+    Unquantised,
+    by_server,
+    few_tokens,
+    multiply_packed,
+    pack,
+    packed_rows,
+    quantising,
+    refused,
+    say_once,
+    tried,
+    unpacked,
+)
 
 _BY_SERVER = "was left to one that does not, and to the server"
 
@@ -74,16 +88,21 @@ def _add_rmsnorm_packed(
 
 def direct_norm(library: int, *_names: str, eps: float, scaling: str, few: int) -> Callable[..., None]:
     """What generated code calls in the place of the operator; see `runtime.torch.direct`."""
+    words = "rmsnorm", scaling, eps
 
     def call(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor) -> None:
-        lib, x, residual, weight = library_of(library), bare(x), bare(residual), bare(weight)
-        norm, total = out.unbind()
+        lib, held = library_of(library), (bare(x), bare(residual), bare(weight), out)
+        x, residual, weight, _ = held
         if x.shape[0] <= few:
-            lib.call("rmsnorm", x, weight, residual=residual, out=(norm, total), eps=eps)
+            norm_and_sum(lib, x, residual, weight, out, eps)
             return
+        if lib.again(words, *held):
+            return
+        norm, total = out.unbind()
         y, scale = unpacked(norm, scaling)
+        more = {"residual": residual, "scaling": scaling, "out": (y, scale, total), "eps": eps}
         try:
-            lib.call("rmsnorm", x, weight, residual=residual, scaling=scaling, out=(y, scale, total), eps=eps)
+            lib.call_in(words, held, (0, 2, 1, 3, 3, 3), "rmsnorm", x, weight, **more)
         except (KernelMiss, ArgumentError) as error:
             say_once(lib, f"a norm of N {x.shape[1]} that quantises", error, _BY_SERVER)
             apart = torch.empty_like(x)
@@ -129,14 +148,14 @@ def _swiglu_packed(library: int, x: torch.Tensor, scaling: str, few: int) -> tor
 
 def _pack_rows(library: int, x: torch.Tensor, scaling: str, rows: torch.Tensor, activation: str = "none") -> None:
     """Pack x into rows (M, K): as it is, or the activation of x (M, 2 K)."""
-    y, scale = unpacked(rows, scaling)
+    lib = library_of(library)
     try:
-        library_of(library).call("quantise", x, scaling=scaling, activation=activation, out=(y, scale))
+        pack(lib, x, scaling, rows, activation)
     except (KernelMiss, ArgumentError) as error:
         k, plain = rows.shape[1], activation == "none"
         what = f"what quantises rows of K {k}" if plain else f"a SwiGLU of K {k} that quantises"
-        say_once(library_of(library), what, error, "was left to the server" if plain else _BY_SERVER)
-        _pack(x if plain else activation_of(library)(x), scaling, y, scale)
+        say_once(lib, what, error, "was left to the server" if plain else _BY_SERVER)
+        _pack(x if plain else activation_of(library)(x), scaling, *unpacked(rows, scaling))
 
 
 class Gated(NamedTuple):
@@ -201,14 +220,26 @@ def _with_gates(
 ) -> torch.Tensor | None:
     """The activation (M, K) of a product of gates, written to `out` if it is given; None where no kernel computes
     both."""
-    m, to = x.shape[0], {"epilogue": EPILOGUE, "dtype": x.dtype} if out is None else {"epilogue": EPILOGUE, "out": out}
+    m = x.shape[0]
     if m <= gated.few:
-        return few_tokens(lib, x, b, scale_b, way, to)
+        to = {"dtype": x.dtype} if out is None else {"out": out}
+        return few_tokens(lib, x, b, scale_b, way, {"epilogue": EPILOGUE, **to})
     if m <= way.few or not (gated.more or m <= gated.behind):
         return None
-    a, scale_a = quantised(lib, bare(x), b.shape[0], way)
-    to |= {"scale_a": scale_a, "scale_b": scale_b, "overlap": OVERLAPS[-1 if m <= gated.behind else 0]}
-    return tried(lib, "an fp8 GEMM", a, b, to)
+    x, b, overlap = bare(x), bare(b), OVERLAPS[-1 if m <= gated.behind else 0]
+    rows = packed_rows(lib, x, b.shape[0], way)
+    if out is None:
+        out = x.new_empty((m, b.shape[0] // 2))
+    if rows is None:
+        a, scale_a = by_server(x, way.scaling)
+        more = {"scale_a": scale_a, "scale_b": scale_b, "epilogue": EPILOGUE, "overlap": overlap, "out": out}
+        return tried(lib, "an fp8 GEMM", a, b, more)
+    try:
+        multiply_packed(lib, rows, b, scale_b, way.scaling, overlap, out, EPILOGUE)
+    except (KernelMiss, ArgumentError) as error:
+        refused(lib, "an fp8 GEMM", b, EPILOGUE, error)
+        return None
+    return out
 
 
 @torch.library.register_fake("cute_aot::gated_packed", lib=OPERATORS)

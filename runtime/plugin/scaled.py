@@ -92,13 +92,27 @@ def _computed(
     """The product in the element type `to["dtype"]`, or written to `to["out"]`."""
     a, b, scale_a, scale_b = bare(a), bare(b), _in_f32(scale_a), _in_f32(scale_b)
     promised = {} if overlap == OVERLAPS[0] else {"overlap": overlap}
+    lib = library_of(library)
     try:
-        found: torch.Tensor = library_of(library).gemm(a, b, scale_a=scale_a, scale_b=scale_b, **promised, **to)
+        found: torch.Tensor = lib.gemm(a, b, scale_a=scale_a, scale_b=scale_b, **promised, **to)
     except (KernelMiss, ArgumentError) as error:
-        say_once(library_of(library), f"an fp8 GEMM {_of(*b.shape)}", error)
-        found = _widened(a, scale_a) @ _widened(b, scale_b).T
-        found = to["out"].copy_(found) if "out" in to else found.to(to["dtype"])
+        found = _by_torch(lib, a, b, scale_a, scale_b, to, error)
     return found
+
+
+def _by_torch(
+    lib: Library,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    to: dict[str, Any],
+    error: Exception,
+) -> torch.Tensor:
+    """The product that the library refused."""
+    say_once(lib, f"an fp8 GEMM {_of(*b.shape)}", error)
+    found = _widened(a, scale_a) @ _widened(b, scale_b).T
+    return to["out"].copy_(found) if "out" in to else found.to(to["dtype"])
 
 
 OPERATORS.define(
@@ -138,8 +152,40 @@ def quantising(
     tokens = x.shape[0]
     if tokens <= way.few and (found := few_tokens(lib, x, b, scale_b, way, to)) is not None:
         return found
-    a, scale_a = quantised(lib, x, b.shape[0], way)
-    return _computed(library, a, b, scale_a, scale_b, to, OVERLAPS[-1 if tokens <= way.behind else 0])
+    b, overlap = bare(b), OVERLAPS[-1 if tokens <= way.behind else 0]
+    rows = packed_rows(lib, x, b.shape[0], way)
+    if rows is None:
+        a, scale_a = by_server(x, way.scaling)
+        return _computed(library, a, b, scale_a, scale_b, to, overlap)
+    out = to["out"] if "out" in to else x.new_empty((tokens, b.shape[0]), dtype=to["dtype"])
+    try:
+        multiply_packed(lib, rows, b, scale_b, way.scaling, overlap, out)
+    except (KernelMiss, ArgumentError) as error:
+        a, scale_a = unpacked(rows, way.scaling)
+        _by_torch(lib, a, b, scale_a, _in_f32(scale_b), {"out": out}, error)
+    return out
+
+
+def multiply_packed(
+    lib: Library,
+    rows: torch.Tensor,
+    b: torch.Tensor,
+    scale_b: torch.Tensor,
+    scaling: str,
+    overlap: str,
+    out: torch.Tensor,
+    epilogue: str = "none",
+) -> None:
+    """Write the product of packed rows to `out`, by `Library.gemm`.
+
+    Raises:
+        KernelMiss, ArgumentError: the library refuses it.
+    """
+    words, held = ("gemm", scaling, overlap, epilogue), (rows, b, _in_f32(scale_b), out)
+    if not lib.again(words, *held):
+        a, scale_a = unpacked(rows, scaling)
+        more: dict[str, Any] = {"scale_a": scale_a, "scale_b": held[2], "epilogue": epilogue, "overlap": overlap}
+        lib.call_in(words, held, (0, 1, 3, 0, 2), "gemm", a, b, out=out, **more)
 
 
 def few_tokens(
@@ -156,11 +202,15 @@ def tried(lib: Library, what: str, a: torch.Tensor, b: torch.Tensor, words: dict
     try:
         found: torch.Tensor = lib.gemm(a, bare(b), **(words | scales))
     except (KernelMiss, ArgumentError) as error:
-        epilogue = words.get("epilogue")
-        with_it, then = (f" with {epilogue}", "took two kernels") if epilogue else ("", _OF_QUANTISED)
-        say_once(lib, f"{what} {_of(*b.shape)}{with_it}", error, then)
+        refused(lib, what, b, words.get("epilogue"), error)
         return None
     return found
+
+
+def refused(lib: Library, what: str, b: torch.Tensor, epilogue: str | None, error: Exception) -> None:
+    """Say what became of a product with this B that the library refused, with an epilogue or without."""
+    with_it, then = (f" with {epilogue}", "took two kernels") if epilogue else ("", _OF_QUANTISED)
+    say_once(lib, f"{what} {_of(*b.shape)}{with_it}", error, then)
 
 
 def unpacked(rows: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -175,21 +225,31 @@ def unpacked(rows: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tens
 _scale_shape = functools.lru_cache(4096)(scale_shape)  # whose arithmetic takes the host longer than a launch
 
 
-def quantised(lib: Library, x: torch.Tensor, n: int, way: Unquantised) -> tuple[torch.Tensor, torch.Tensor]:
-    """x in e4m3, and its scales, for a GEMM of this N: unless it is packed, quantised here."""
+def packed_rows(lib: Library, x: torch.Tensor, n: int, way: Unquantised) -> torch.Tensor | None:
+    """x as packed rows, for a GEMM of this N, unless it is packed; None where that is left to the server."""
     if way.packed and x.shape[0] > way.few:
-        return unpacked(x, way.scaling)
-    if way.quantises:
-        made = x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
-        scale = x.new_empty(_scale_shape(way.scaling, *x.shape), dtype=torch.float32)
-        try:
-            # Into tensors that are there: native code then launches calls that are like one before.
-            found: tuple[torch.Tensor, torch.Tensor] = lib.call("quantise", x, scaling=way.scaling, out=(made, scale))
-            return found
-        except (KernelMiss, ArgumentError) as error:
-            what = f"what quantises for an fp8 GEMM {_of(n, x.shape[1])}"
-            say_once(lib, what, error, "was left to the server")
-    return by_server(x, way.scaling)
+        return x
+    if not way.quantises:
+        return None
+    rows = torch.empty_like(x, memory_format=torch.contiguous_format)
+    try:
+        pack(lib, x, way.scaling, rows)
+    except (KernelMiss, ArgumentError) as error:
+        say_once(lib, f"what quantises for an fp8 GEMM {_of(n, x.shape[1])}", error, "was left to the server")
+        return None
+    return rows
+
+
+def pack(lib: Library, x: torch.Tensor, scaling: str, rows: torch.Tensor, activation: str = "none") -> None:
+    """Pack x into rows (M, K): as it is, or the activation of x (M, 2 K).
+
+    Raises:
+        KernelMiss, ArgumentError: the library refuses it.
+    """
+    words = "quantise", scaling, activation
+    if not lib.again(words, x, rows):
+        out = unpacked(rows, scaling)
+        lib.call_in(words, (x, rows), (0, 1, 1), "quantise", x, scaling=scaling, activation=activation, out=out)
 
 
 def by_server(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:

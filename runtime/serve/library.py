@@ -25,12 +25,11 @@ from ..native import loaded as native_loaded
 from ..program.operation import Signature as AnySignature
 from .counters import Counters
 from .function import Function
-from .gemm.calls import GemmCalls
 from .gemm.plans import Preloaded
 from .generation import Generation
 from .layers import Open, Paths, open_archives, paths_of
-from .operation_calls import OperationCalls
 from .options import Options
+from .packed_calls import PackedCalls
 from .stats import ArchiveInfo, Refusal, Stats, prometheus_text
 
 MISS_REASONS = ("no entry", "not tuned", "not batch-invariant", "no kernel runs", "damaged")  # those of a `KernelMiss`
@@ -41,7 +40,7 @@ _log = logging.getLogger(__name__)
 alive: weakref.WeakValueDictionary[int, Library] = weakref.WeakValueDictionary()
 
 
-class Library(GemmCalls, OperationCalls):
+class Library(PackedCalls):
     """Open archives on one device, the base first. All methods may be called from any thread.
 
     A gemm that several archives have is served by the last, whose functions are taken from the same file. `stats` and

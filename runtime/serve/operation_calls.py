@@ -76,7 +76,7 @@ class OperationCalls(Serving):
             like = PlannedCall.of(call, seen, asked, words.get("out"), function, plan, driver.device_count)
             with self._lock:
                 if like is not None and self._now is now and not self._closed:
-                    now.calls.keep(call, key, like, function.counter)
+                    now.calls.keep(call, key, like)
         return asked.result
 
     def grouped_gemm(self, a: Any, b: Any, ends: Any, *, out: Any = None, stream: Any = None, **more: Any) -> Any:

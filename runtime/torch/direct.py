@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..serve.library import Library
 from .operator import bare, library_of
 
 Call = Callable[..., None]  # tensors by place, and `out` by keyword
@@ -46,10 +47,19 @@ def add_rmsnorm(library: int, *_names: str, eps: float) -> Call:
     """The call of `Library.call` for RMSNorm with a residual; `out` (2, ..., N) is the norm and the sum."""
 
     def launch(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor) -> None:
-        given = bare(x), bare(weight)
-        library_of(library).call("rmsnorm", *given, residual=bare(residual), out=out.unbind(), eps=eps)
+        norm_and_sum(library_of(library), bare(x), bare(residual), bare(weight), out, eps)
 
     return launch
+
+
+def norm_and_sum(
+    lib: Library, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float
+) -> None:
+    """Write RMSNorm(x + residual), and the sum, to out (2, ..., N)."""
+    words, held = ("rmsnorm", "none", eps), (x, residual, weight, out)
+    if not lib.again(words, *held):
+        both = out.unbind()
+        lib.call_in(words, held, (0, 2, 1, 3, 3), "rmsnorm", x, weight, residual=residual, out=both, eps=eps)
 
 
 def call(library: int, operation: str, tensors: int, /, *names: str, **words: Any) -> Call:
