@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from statistics import geometric_mean
+from statistics import NormalDist, geometric_mean
 from typing import Any, NamedTuple
 
 from report import AGAIN, ROOT
@@ -16,6 +16,7 @@ from report import AGAIN, ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 BYTES_PER_US, FLOPS_PER_US = 4.3e6, {16: 720e6, 8: 1400e6}  # what kernels were seen to reach on an H200
 BATCHES = "1", "16", "64"
+_SKEW = 0.5  # aot.tune.grouped_gemm.measures.SKEW
 
 # --- a decode step of Llama-3.1-8B ---
 
@@ -203,9 +204,17 @@ def _experts_of(signature: str) -> tuple[str, Grouped]:
     return next((size, of) for size, of in GROUPED.items() if f"_{size}_" in f"{signature}_")
 
 
+def _drawn_groups(groups: int, rows: int) -> float:
+    """How many groups are expected to have a row, drawn as `aot.tune.grouped_gemm.measures` does: with equal chances,
+    and with log-normal ones of this sigma, as often."""
+    chances = [math.exp(_SKEW * NormalDist().inv_cdf((i + 0.5) / groups)) for i in range(groups)]
+    with_a_row = [1 - (1 - chance / sum(chances)) ** rows for chance in chances]
+    return (sum(with_a_row) + groups * (1 - (1 - 1 / groups) ** rows)) / 2
+
+
 def grouped_over_cold_read() -> dict[str, tuple[float, int]]:
-    """By kind the time of grouped GEMMs of few tokens over a cold read of the weights of experts that tokens are
-    expected to choose, or their operations where these take longer: the geometric mean, and of how many cases."""
+    """By kind the time of grouped GEMMs of few tokens over a cold read of the weights of experts that rows are expected
+    to be drawn to, or their operations where these take longer: the geometric mean, and of how many cases."""
     found: dict[str, list[float]] = {}
     for result in load("grouped_h200")["results"]:
         if "masked" in result["kind"]:
@@ -217,7 +226,6 @@ def grouped_over_cold_read() -> dict[str, tuple[float, int]]:
             tokens = rows / of.top_k
             if tokens > (FEW if of.top_k > 1 else 8 * FEW):
                 continue
-            active = of.groups * (1 - (1 - of.top_k / of.groups) ** tokens)
-            read = cold_read_us(active * n * k * bits / 8)
+            read = cold_read_us(_drawn_groups(of.groups, rows) * n * k * bits / 8)
             found.setdefault(result["kind"], []).append(us / max(read, 2 * rows * n * k / FLOPS_PER_US[bits]))
     return {kind: (geometric_mean(of), len(of)) for kind, of in found.items()}
