@@ -102,6 +102,8 @@ def decoding(label: str, batch: str) -> Decoding:
 # --- a decode step of layers of Qwen3-30B-A3B, whose experts were timed alone ---
 
 QWEN = 13  # the run of engines.json
+# The runs whose norms and packed rows native code launches by what holds them: of traffic those that speak for it.
+LAUNCHED_WHOLE = 10, 15, 18
 QWEN_LAYER_WEIGHTS, QWEN_HEAD_WEIGHTS = 5120 * 2048 + 2048 * 4096, 151_936 * 2048  # dense ones, in 16 bits
 DENSE_OVER_FLOOR = 1.15  # of their floor, what stock's dense layers are taken to need, as cuBLAS does in Llama's
 

@@ -52,17 +52,17 @@ OCCASIONS = (  # the file, its runs, what took part, over what, and what the row
     (_H100, (4, 5), "ours", "torch", "H100s: Llama-3.1-8B, tuned"),
 )
 SERVED = {  # what a row says, and the runs of engines.json that it is of
-    "Llama-3.1-8B, bf16, norms": (4, 6, 7),
+    "Llama-3.1-8B, bf16, norms": (4, 6, 7, 15),
     "bf16, tensor parallel 2, vLLM's norms": (14,),
-    "bf16 on H100s, vLLM's norms": (3, 21),
+    "bf16 on H100s, vLLM's norms": (21,),
     "Llama-3.1-8B, AWQ": (2,),
     "Llama-3.1-8B, fp8 by channel and token": (5,),
-    "the same, `--quantise`, norms": (17, 16, 20),
+    "by channel, `--quantise`, norms": (17, 16, 20, 3, 18),
     "Llama-3.1-8B, fp8 by blocks, stock with DeepGEMM": (11, 12),
-    "the same, stock with CUTLASS, `few`": (8, 10),
-    "over CUTLASS, `--quantise`, norms": (11, 12),
-    "the same on H100s, `few`": (18, 22),
-    "Llama-3.1-8B, fp8 by channel and token, on H100s": (19, 23),
+    "the same, stock with CUTLASS, `few`": (8,),
+    "by blocks over CUTLASS, `--quantise`, norms": (11, 12, 10),
+    "the same on H100s, `few`": (22,),
+    "Llama-3.1-8B, fp8 by channel and token, on H100s": (23,),
     "24 layers of Qwen3-30B-A3B, bf16": (bounds.QWEN,),
     "gpt-oss-20b, experts in MXFP4, on an H100": (0,),
     "SGLang: Llama-3.1-8B, bf16, on an H100": (1,),
@@ -396,6 +396,17 @@ def engines() -> list[str]:
     return [*table(["stock over ours", *names], rows), *source("engines")]
 
 
+def engine_runs() -> list[str]:
+    """What each of several runs of an engine gave, in one order for all numbers of sequences."""
+    runs, rows = load("engines")["runs"], []
+    for label, which in SERVED.items():
+        if len(which) > 1:
+            of_runs = [_speeds(runs[run], STOCKS.get(label, "stock"))[: len(bounds.BATCHES)] for run in which]
+            speeds = [[f"{median(ours) / median(theirs):.2f}" for ours, theirs in of] for of in of_runs]
+            rows.append([label, *map(", ".join, zip(*speeds, strict=True))])
+    return [*table(["each run, batch", *bounds.BATCHES], rows), *source("engines")]
+
+
 def decode_steps() -> list[str]:
     """What a decode step consists of, in stock and in ours, and what bounds it: a row for each engine and batch."""
     rows = []
@@ -427,11 +438,12 @@ def _speeds(run: dict[str, Any], who: str) -> list[tuple[list[float], list[float
 
 
 def traffic() -> list[str]:
-    """Requests of random lengths to engines, all at once and in turn, of those runs that had them the median: a row
-    for each engine that had any."""
+    """Requests of random lengths to engines, all at once and in turn, of those runs that had them the median, or of
+    those that launch as this version does: a row for each engine that had any."""
     runs, rows = load("engines")["runs"], []
     for label, which in SERVED.items():
         names = STOCKS.get(label, "stock"), "served"
+        which = tuple(run for run in which if run in bounds.LAUNCHED_WHOLE) or which
         pairs = [[runs[run][name]["traffic"] for name in names] for run in which if "traffic" in runs[run]["served"]]
         if pairs:
             at_once = median(
@@ -515,6 +527,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "engines": engines,
     "traffic": traffic,
     "decode-steps": decode_steps,
+    "runs": engine_runs,
     "experts": experts,
     "expert-launches": expert_launches,
     "grouped": grouped,

@@ -18,8 +18,10 @@ from .pages import text  # noqa: E402
 
 BOTH = "stock", "served"
 MODELS = "Qwen3-30B-A3B", "GPT-OSS-120B", "Mixtral-8x22B-TP4"
-BLOCKS = 11, 12  # the runs of engines.json by blocks with --quantise, on two H200s
-BF16 = 4, 6, 7  # the runs of engines.json with norms, on three H200s
+BLOCKS = 11, 12, 10  # the runs of engines.json by blocks with --quantise, on three H200s, the first two with DeepGEMM
+BF16 = 4, 6, 7, 15  # the runs of engines.json with norms, on four H200s
+CHANNEL = 17, 16, 20, 3, 18  # those by channel with --quantise, on five
+VIEWED = 3  # that of these with a second stock, before packed rows were launched without views of them
 STUDIED = bounds.study("answers by blocks without few")
 
 
@@ -111,24 +113,6 @@ def test_the_page_says_what_gemms_take_of_a_step() -> None:
     assert f"up to {max(outside.values()):.0%} of our steps" in page
 
 
-def test_the_page_says_what_each_run_in_fp8_gave() -> None:
-    runs = bounds.load("engines")["runs"]
-
-    def gains(which: tuple[int, ...], stock: str) -> list[list[str]]:
-        rates = [
-            [[runs[i][who]["decode"][b]["tokens_per_s"] for who in ("served", stock)] for i in which]
-            for b in bounds.BATCHES
-        ]
-        return [[f"{ours / theirs:.2f}" for ours, theirs in of] for of in rates]
-
-    by_channel = "; ".join("{}, {} and {}".format(*of) for of in gains((17, 16, 20), "stock"))
-    over_deep_gemm = "; ".join("{} and {}".format(*of) for of in gains(BLOCKS, bounds.AGAIN))
-    assert (
-        f"runs by channel gave {by_channel}, the last unsteadily, as is the first over DeepGEMM: {over_deep_gemm}."
-        in text("vllm")
-    )
-
-
 def test_qwen3_is_beyond_its_estimate_by_no_more_than_its_repeats_differ() -> None:
     could, was = bounds.qwen_decoding()
     run = bounds.load("engines")["runs"][bounds.QWEN]
@@ -185,23 +169,31 @@ def test_the_page_says_what_steps_without_a_graph_take() -> None:
 
     needed = 2 * 700 * bounds.LAYERS * bounds.LAYER_WEIGHTS / bounds.FLOPS_PER_US[16] / 1e3
     page = text("engines")
-    said = "700 tokens takes ours {:.0f} ms in bf16 and stock {:.0f}, of which GEMMs need {:.0f}, in another run {:.0f}"
-    assert said.format(*prefill(4), needed, prefill(7)[0]) + f" and {prefill(7)[1]:.0f};" in page
-    said = "by channel {:.0f} and {:.0f}; by blocks {:.0f}, CUTLASS {:.0f} and DeepGEMM {:.0f}."
-    deep_gemm = 1e3 * runs[11][bounds.AGAIN]["prefill"]["700"]["s"]
-    assert said.format(*prefill(17), *prefill(11), deep_gemm) in page
-    host = runs[17]["prefill of 700, host ms of a layer's compiled code, median of a trace"]
-    assert f"{host['served']:.2f} ms and stock's {host['stock']:.2f}, with a profiler" in page
-    all_of = [[1e3 * s for i in (4, 7) for s in runs[i][who]["prefill"]["700"]["all"]] for who in BOTH[::-1]]
-    least_and_most = [each for of in all_of for each in (min(of), max(of))]
-    assert "of ours in bf16 are of {:.0f} to {:.0f} ms and of stock {:.0f} to {:.0f}.".format(*least_and_most) in page
+    channel, blocks, bf16 = bounds.LAUNCHED_WHOLE[::-1][0], bounds.LAUNCHED_WHOLE[0], bounds.LAUNCHED_WHOLE[1]
+    said = "ours {:.0f} ms by channel and stock {:.0f}; by blocks {:.0f} and CUTLASS {:.0f}; in bf16 {:.0f} and {:.0f},"
+    assert (
+        f"{said.format(*prefill(channel), *prefill(blocks), *prefill(bf16))} of which GEMMs need {needed:.0f}." in page
+    )
+    again = runs[VIEWED][bounds.AGAIN]
+    said = "it was {:.0f} and {:.0f} while each launch made views of the rows that it reads,".format(*prefill(VIEWED))
+    assert f"{said} beside a second stock's {1e3 * again['prefill']['700']['s']:.0f}." in page
     waits = [
-        sorted(statistics.median(runs[i][who]["traffic"]["in_turn"]["ttft_p99_ms"]) for i in BF16) for who in BOTH[::-1]
+        f"{statistics.median(of['traffic']['in_turn'][wait]):.0f}"
+        for wait in ("ttft_p99_ms", "itl_p99_ms")
+        for of in (runs[VIEWED]["stock"], again)
     ]
-    said = "first token are {:.0f} to {:.0f} ms in three runs, where stock's are {:.0f} to {:.0f}."
-    assert said.format(*(each for of in waits for each in (of[0], of[-1]))) in page
+    assert "first tokens came after {} and {} ms at 99%, and later ones after {} and {}:".format(*waits) in page
+    all_of = [[1e3 * s for i in (4, 7, 15) for s in runs[i][who]["prefill"]["700"]["all"]] for who in BOTH[::-1]]
+    least_and_most = [each for of in all_of for each in (min(of), max(of))]
+    assert (
+        "of ours in bf16 are of {:.0f} to {:.0f} ms and of stock {:.0f} to {:.0f}, on".format(*least_and_most) in page
+    )
     faster = sorted(prefill(i, "2048")[1] / prefill(i, "2048")[0] for i in BF16)
-    assert f"At 2048 tokens in bf16 these runs are at {faster[0]:.2f} to {faster[-1]:.2f} of stock" in page
+    more = sorted(prefill(i, "2048")[0] - prefill(i, "2048")[1] for i in BF16)
+    said = (
+        f"take {more[1]:.0f} to {more[-1]:.0f} ms more than stock, at {faster[0]:.2f} to {faster[2]:.2f} of its speed"
+    )
+    assert f"{said}, and in one {-more[0]:.0f} less, at {faster[3]:.2f}, where" in page
 
 
 def test_the_page_says_what_engines_compiled_and_reloaded() -> None:
@@ -235,7 +227,7 @@ def test_answers_in_fp8_by_channel_differ_as_stocks_own_do() -> None:
     assert said in text("engines")
     name = "greedy tokens before the first other"
     runs = bounds.load("engines")["runs"]
-    of = [f"{runs[i]['served']['compared'][name]:.0f}" for i in (5, 23, 8, 10, 22, *BLOCKS, 16, 17, 20)]
+    of = [f"{runs[i]['served']['compared'][name]:.0f}" for i in (5, 23, 8, 22, *BLOCKS, *CHANNEL)]
     channel, (least, most), (without, again) = (
         {ours[name], *map(float, of[:2])},
         (min(of[2:]), max(of[2:])),
