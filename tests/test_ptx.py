@@ -187,3 +187,35 @@ def test_names_in_braces_are_their_own() -> None:
     assert len(kernel.labels) == 4
     assert {"p@1", "p@2"} <= kernel.registers.keys()
     assert [each.opcode for each in kernel.instructions].count("bra") == 4
+
+
+_RAGGED = "f16_f16_f16_f32.bias+swiglu_clamped_interleaved"
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),  # of a case, of a function
+    [
+        (49, "sm90_grouped.bf16_bf16_bf16_f32.tile8x88.cluster_n1.serial.cooperative"),
+        (51, f"sm90_grouped.{_RAGGED}.tile8x176.cluster_n1.serial.pingpong"),
+        (54, "sm90_masked.bf16_bf16_bf16_f32.bias.tile8x88.cluster_n2.serial.cooperative"),
+        *(
+            pytest.param(number, name, marks=pytest.mark.long)
+            for number, name in (
+                (50, "sm90_grouped.bf16_bf16_bf16_f32.swiglu.tile8x96.cluster_n1.serial.pingpong"),
+                (51, f"sm90_grouped.{_RAGGED}.tile16x176.cluster_n2.serial.cooperative"),
+                (52, "sm90_grouped.e4m3_e4m3_bf16_f32.row_column_scaled.tile8x96.cluster_n1.serial.cooperative"),
+                (
+                    53,
+                    "sm90_grouped.e4m3_e4m3_bf16_f32.swiglu.row_column_scaled.tile8x176.cluster_n1.serial.cooperative",
+                ),
+                (55, "sm90_masked.bf16_bf16_bf16_f32.swiglu.tile32x112.cluster_n1.serial.pingpong"),
+                (56, "sm90_gathered.bf16_bf16_bf16_f32.tile8x88.serial.cooperative"),
+            )
+        ),
+    ],
+)
+def test_ragged_tiles_write_only_rows_of_groups_whatever_their_ends_are(number: int, name: str) -> None:
+    words = "--case", number, "--name", f"own.{name}.swap.sm_90a"
+    for more in ((), ("--hostile",)):
+        done = run("sm_90a", *words, *more)
+        assert (done.returncode, done.stdout.count("ok ")) == (0, 1), done.stdout + done.stderr

@@ -31,7 +31,7 @@ from ..ptx.compiled import functions_once, run
 
 FORM = Form("bf16", "bf16", scheduler_bytes=GROUPS_BYTES)
 MASKED = replace(FORM, masked=True)
-UNSWAPPED = {"swap": False}
+UNSWAPPED = {"swap": False, "tile_n": 128}
 # The compiler's arithmetic, on numbers that are there.
 NUMBERS = SimpleNamespace(Int32=int, min=min, max=max, select_=lambda which, one, other: one if which else other)
 ADDED_UP = ("contiguous", "masked", "contiguous_pairs", "masked_pairs")
@@ -181,10 +181,15 @@ def test_swapped_gates_are_whole_atoms_of_one_warp_group() -> None:
         for tile_n in (64, 128, 192, 256)
     }
     assert {choice for choice, legal in taken.items() if legal} == {
+        ("cooperative", 192),  # ragged: two atoms for 96 gates
         ("cooperative", 256),
+        ("pingpong", 64),  # ragged too
         ("pingpong", 128),
+        ("pingpong", 192),
         ("pingpong", 256),
     }
-    assert limit({"swap": True}, gated, 8, 256) is None
-    assert limit({"swap": True}, gated, 8, 192) == "gates and what they gate are loaded 64 rows at a time"
+    whole = {"swap": True, "tile_n": 256}
+    assert limit(whole, gated, 8, 256) is None
+    assert limit(whole, gated, 8, 192) == "gates and what they gate are loaded 64 rows at a time"
+    assert limit(whole | {"tile_n": 192}, gated, 8, 144) is None
     assert limit(UNSWAPPED, gated, 8, 192) is None

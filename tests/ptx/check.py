@@ -94,6 +94,15 @@ CASES = (
     Case(RmsNorm("bf16", "bf16", "e4m3", 1296, "bf16", "block"), 7),
     Case(RmsNorm("f16", "f16", "e4m3", 1296, scaling="row_column"), 7),
     Case(_gemm("bf16", "e4m3", "bf16", 288, 656, epilogue="swiglu", scaling="column_weight"), 11),
+    # Columns of D that are no multiple of those of ragged tiles, nor of a WGMMA atom, and groups of few rows.
+    Case(Grouped("bf16", "bf16", "bf16", 4, 200, 136), 13),
+    Case(Grouped("bf16", "bf16", "bf16", 4, 400, 136, epilogue="swiglu"), 13),
+    Case(Grouped("f16", "f16", "f16", 4, 400, 136, epilogue="bias+swiglu_clamped_interleaved"), 13),
+    Case(Grouped("e4m3", "e4m3", "bf16", 4, 200, 272, scaling="row_column"), 13),
+    Case(Grouped("e4m3", "e4m3", "bf16", 4, 400, 272, epilogue="swiglu", scaling="row_column"), 13),
+    Case(Grouped("bf16", "bf16", "bf16", 3, 200, 136, epilogue="bias", rows="masked"), 9),
+    Case(Grouped("bf16", "bf16", "bf16", 3, 400, 136, epilogue="swiglu", rows="masked"), 9),
+    Case(Grouped("bf16", "bf16", "bf16", 3, 200, 136, rows="gathered"), 9),
 )
 
 

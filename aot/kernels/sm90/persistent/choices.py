@@ -12,7 +12,7 @@ from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.scaling import SCALE_BLOCK
 
-from ..sizes import CLUSTER_EXTENTS, PORTABLE_CLUSTER, TILE_EXTENTS, WGMMA_ROWS
+from ..sizes import CLUSTER_EXTENTS, PORTABLE_CLUSTER, SWIZZLE_ATOM_ROWS, TILE_EXTENTS, WGMMA_ROWS
 from .form import Form
 from .plan import STAGE_BYTES_OF_K, Plan, gates_in_turn
 
@@ -69,6 +69,8 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
     if form.promotion_interval and (options["stream_k"] or options["schedule"] == "pingpong"):
         return "warp groups that take turns to promote share every tile, and no tile with other CTAs through memory"
     for rule_of_choice in _RULES_OF_CHOICES.values():
+        if form.grouped and options["swap"] and rule_of_choice is _rule_of_rows:
+            continue  # `_rule_of_ragged` looks at the plan
         if reason := rule_of_choice(options):
             return reason
     plan = Plan.of(options, form)
@@ -82,14 +84,14 @@ def rule(options: Mapping[str, Any], form: Form) -> str | None:
         return (
             "a warp group's columns do not divide into epilogue tiles, as many for each slice of K, that TMA can store"
         )
-    return _rule_of_form(plan, form) or _rule_of_room(plan)
+    return _rule_of_ragged(plan) or _rule_of_form(plan, form) or _rule_of_room(plan)
 
 
 def limit(options: Mapping[str, Any], form: Form, n: int) -> str | None:
     """Why these choices cannot compute a form for B of `n` rows, or None."""
     if n > _MOST_ROWS_OF_B:
         return f"coordinates of tiles are exact up to N = {_MOST_ROWS_OF_B}"
-    each = gates_in_turn(options["swap"])
+    each = gates_in_turn(options["swap"], options["tile_n"])
     if form.gated and n % (2 * each):
         return f"gates and what they gate are loaded {each} rows at a time"
     if form.scaling == "block" and form.gated and "_interleaved" not in form.epilogue and n % (2 * SCALE_BLOCK):
@@ -157,6 +159,20 @@ _RULES_OF_CHOICES = {
     "order": _rule_of_order,
     "overlap": _rule_of_overlap,
 }
+
+
+def _rule_of_ragged(plan: Plan) -> str | None:
+    if not plan.ragged:
+        return None
+    if not plan.form.grouped:
+        return "tiles of fewer rows than WGMMA multiplies are of grouped GEMMs"
+    if plan.out_rows % SWIZZLE_ATOM_ROWS or plan.loaded_rows % plan.out_rows:
+        return f"rows of a tile, and gates of them, are whole swizzle atoms of {SWIZZLE_ATOM_ROWS}"
+    if plan.rows_past_stage >= WGMMA_ROWS:
+        return "an atom of WGMMA would have no row of the tile"
+    if plan.rows_past_stage > plan.stages * plan.columns:
+        return "WGMMA would read past the stages"
+    return None
 
 
 def _rule_of_form(plan: Plan, form: Form) -> str | None:

@@ -83,6 +83,8 @@ class EpilogueOperands:
 
     def first_row(self, coord: TileCoord, atom: int) -> Any:
         """The first row of an atom."""
+        if self.plan.ragged:
+            return coord.row * self.plan.out_rows + self.atom_row(coord._replace(row=0), atom) * WGMMA_ROWS
         first = self.atom_row(coord, atom) * WGMMA_ROWS
         return first if self.plan.swap else first - coord.moved_up
 

@@ -14,7 +14,7 @@ from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from ..sizes import WARP_GROUP, WGMMA_ROWS
-from .operands import major_of_b
+from .operands import major_of_b, multiplied_rows
 from .pipeline import ClusterCta, Pipeline, PipelineState, release
 from .plan import Plan
 
@@ -38,6 +38,7 @@ class Mainloop:
         mma = tiled_mma(plan, rows.element_type)
         # Descriptors are the warp group's, so its first thread stands for all.
         mine = mma.get_slice(0 if plan.pingpong else group * WARP_GROUP)
+        rows = multiplied_rows(plan, rows)
         of_rows = mine.partition_A(rows)
         if plan.pairs_atoms and plan.atom_layout.rows > 1:  # the warp group's atoms follow each other
             part = cute.local_tile(rows, (plan.rows // plan.atom_layout.rows, *rows.shape[1:]), (group, 0, 0))

@@ -9,7 +9,7 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
-from ..sizes import WGMMA_ROWS
+from ..sizes import SWIZZLE_ATOM_ROWS, WGMMA_ROWS
 from .plan import CONSUMERS, STAGE_BYTES_OF_K, Plan
 
 
@@ -24,12 +24,17 @@ def gate_beside_up(plan: Plan, b: cute.Tensor) -> cute.Tensor:
     """B with its rows in another order: some that make gates, then as many that make what they gate, and so on.
 
     WGMMA then leaves a gate and its partner to the same thread: 8 of each where columns of D are WGMMA's columns, and
-    an atom of each where they are its rows.
+    an atom of each where they are its rows. Where tiles are ragged, (all that make gates, 2), of which a tile takes a
+    part of each.
     """
-    each = plan.gates_in_turn
     row = b.stride[0]
     extent = cute.size(b, mode=[0])
     interleaved = "_interleaved" in plan.form.epilogue
+    if plan.ragged:
+        lanes = (2 * row, row) if interleaved else (row, extent // 2 * row)
+        layout = cute.make_layout(((extent // 2, 2), *b.shape[1:]), stride=(lanes, *b.stride[1:]))
+        return cute.make_tensor(b.iterator, layout)
+    each = plan.gates_in_turn
     strides = (2 * row, row, 2 * each * row) if interleaved else (row, extent // 2 * row, each * row)
     shape = ((each, 2, extent // (2 * each)), *b.shape[1:])
     return cute.make_tensor(b.iterator, cute.make_layout(shape, stride=(strides, *b.stride[1:])))
@@ -43,7 +48,7 @@ def major_of_b(plan: Plan) -> OperandMajorMode:
 def row_operand(plan: Plan, x: cute.Tensor) -> Any:
     """What `_operand` says of the operand on WGMMA's M side."""
     in_turn, _ = plan.loads_in_turn
-    return _operand(plan, x, plan.rows, plan.cluster_columns, OperandMajorMode.K, in_turn)
+    return _operand(plan, x, plan.box_rows, plan.cluster_columns, OperandMajorMode.K, in_turn)
 
 
 def column_operand(plan: Plan, x: cute.Tensor) -> Any:
@@ -63,7 +68,7 @@ def _operand(
 ) -> Any:
     """The TMA atom, the tensor and the layout of stages, (extent, K, stages), of an operand whose tiles `multicast`
     CTAs load together, a share each or `in_turn`."""
-    layout = stage_layout(plan, x.element_type, extent, major)
+    layout = stage_layout(plan, x.element_type, cute.size(extent), major)
     tile_k = STAGE_BYTES_OF_K * 8 // x.element_type.width
     load = cpasync.CopyBulkTensorTileG2SMulticastOp() if multicast > 1 else cpasync.CopyBulkTensorTileG2SOp()
     shares = 1 if in_turn else multicast
@@ -78,6 +83,19 @@ def stage_layout(plan: Plan, element: Any, extent: int, major: OperandMajorMode 
     atom = warpgroup.make_smem_layout_atom(kinds.K_SW128 if k_major else kinds.MN_SW128, element)
     shape = (extent, STAGE_BYTES_OF_K * 8 // element.width, plan.stages)
     return cute.tile_to_shape(atom, shape, (0, 1, 2) if k_major else (1, 0, 2))
+
+
+def multiplied_rows(plan: Plan, rows: cute.Tensor) -> cute.Tensor:
+    """Stages of rows, (rows, K, stages) in shared memory, as WGMMA reads them: those of a ragged tile by whole atoms,
+    an atom of gates before the atom of what they gate, which reach into what follows."""
+    if not plan.ragged:
+        return rows
+    k = cute.size(rows, mode=[1])
+    of_atom, by_row = (SWIZZLE_ATOM_ROWS, WGMMA_ROWS // SWIZZLE_ATOM_ROWS), (k, SWIZZLE_ATOM_ROWS * k)
+    parts = 2 if plan.pairs_atoms else 1
+    atoms, by_atom = (parts, plan.rows // WGMMA_ROWS // parts), (plan.out_rows * k, WGMMA_ROWS * k)
+    shape, stride = ((*of_atom, *atoms), k, plan.stages), ((*by_row, *by_atom), 1, plan.loaded_rows * k)
+    return cute.make_tensor(rows.iterator, cute.make_layout(shape, stride=stride))
 
 
 def gathered_operand(plan: Plan, a: cute.Tensor, indices: cute.Tensor) -> Any:

@@ -105,6 +105,8 @@ def store_epilogue_tile(computed: Any, store: Store, tile: EpilogueTile, buffer:
     meet_in_epilogue(operands.group)
     if cutlass.const_expr(store.output.memory is None):
         _store_by_tma(store, tile, number)
+    elif cutlass.const_expr(operands.plan.ragged):
+        _store_some(store, tile, number)
     else:
         first, tokens = operands.first_token(tile.coord), operands.plan.tokens
         if first + tokens <= tile.coord.end:
@@ -146,7 +148,8 @@ def _store_by_tma(store: Store, tile: EpilogueTile, number: Any) -> None:
 
 @cute.jit
 def _store_some(store: Store, tile: EpilogueTile, number: Any) -> None:
-    """Write what is in buffer `number` to D but for rows of D from the tile's end on."""
+    """Write what is in buffer `number` to D but for rows of D from the tile's end on, and columns that are another
+    tile's."""
     operands, output, coord = store.operands, store.output, tile.coord
     plan, element = operands.plan, output.shared.element_type
     piece = _PIECE_BYTES * 8 // element.width
@@ -161,6 +164,8 @@ def _store_some(store: Store, tile: EpilogueTile, number: Any) -> None:
     row, column = operands.first_row(coord, tile.atom), operands.first_column(coord, tile.across)
     first_token, first_piece = (column, row // piece) if plan.swap else (row, column // piece)
     of_n = cute.size(output.memory, mode=[0 if plan.swap else 1]) // piece
+    if cutlass.const_expr(plan.ragged):
+        of_n = cutlass.min(of_n, (coord.row + 1) * (plan.out_rows // piece))
     copy = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), element, num_bits_per_copy=_PIECE_BYTES * 8)
     values = cute.make_rmem_tensor((piece,), element)
     for step in cutlass.range_constexpr(-(-pieces * tokens // WARP_GROUP)):

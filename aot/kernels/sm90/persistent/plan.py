@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 from runtime.numbers.dtypes import DTYPES
 
 from ..h200 import ENOUGH_STAGES, LEAST_SLICE, MOST_SLICES, RASTER_ROWS, RASTER_SWIZZLES
-from ..sizes import BARRIER_BYTES, SHARED_BYTES_PER_CTA, STATIC_BYTES, WARP, WARP_GROUP, WGMMA_ROWS
+from ..sizes import (
+    BARRIER_BYTES,
+    SHARED_BYTES_PER_CTA,
+    STATIC_BYTES,
+    SWIZZLE_ATOM_ROWS,
+    WARP,
+    WARP_GROUP,
+    WGMMA_ROWS,
+)
 from .form import Form
 from .scale_blocks import ScaleBlocks
 
@@ -52,6 +60,7 @@ class Plan:
     form: Form
     swap: bool
     rows: int  # of a tile, as WGMMA multiplies it
+    loaded_rows: int  # that a tile has: fewer where they fill no whole atoms of WGMMA (`ragged`)
     columns: int
     atom_layout: AtomLayout
     cluster_rows: int
@@ -74,7 +83,8 @@ class Plan:
         """What `options` (`choices.OPTIONS`) come to for a form."""
         swap, pingpong = options["swap"], options["schedule"] == "pingpong"
         by_mode = (options["tile_m"], options["tile_n"]), (options["cluster_m"], options["cluster_n"])
-        (rows, columns), (cluster_rows, cluster_columns) = (pair[::-1] if swap else pair for pair in by_mode)
+        (loaded_rows, columns), (cluster_rows, cluster_columns) = (pair[::-1] if swap else pair for pair in by_mode)
+        rows = _multiplied_rows(loaded_rows, swap, form.gated, pingpong)
         atom_layout = AtomLayout(1, 1)
         if not pingpong:
             atom_layout = AtomLayout(2, 1) if rows % (2 * WGMMA_ROWS) == 0 else AtomLayout(1, 2)
@@ -103,7 +113,7 @@ class Plan:
             buffers = 0 if options["nonpersistent"] else CONSUMERS * STORE_BUFFERS
             store = buffers * WGMMA_ROWS * width * DTYPES[form.d].bytes
             left = SHARED_BYTES_PER_CTA - STATIC_BYTES - barriers - store - scales - form.scheduler_bytes
-            return int(left // ((rows + columns) * STAGE_BYTES_OF_K + staged_scales * _SCALE_BYTES))
+            return int(left // ((loaded_rows + columns) * STAGE_BYTES_OF_K + staged_scales * _SCALE_BYTES))
 
         whole = not swap or options["split_k"] > 1 or options["stream_k"]
         width = _epilogue_tile_columns(part, swap, form.d, share, multiple, whole)
@@ -115,6 +125,7 @@ class Plan:
             form=form,
             swap=swap,
             rows=rows,
+            loaded_rows=loaded_rows,
             columns=columns,
             atom_layout=atom_layout,
             cluster_rows=cluster_rows,
@@ -171,14 +182,31 @@ class Plan:
     @property
     def operand_bytes(self) -> tuple[int, int]:
         """Of one stage, for the operands on WGMMA's M and N sides."""
-        return self.rows * STAGE_BYTES_OF_K, self.columns * STAGE_BYTES_OF_K
+        return self.loaded_rows * STAGE_BYTES_OF_K, self.columns * STAGE_BYTES_OF_K
+
+    @property
+    def ragged(self) -> bool:
+        """Whether WGMMA multiplies more rows than a tile has: its atoms of 64 reach into what follows in shared memory,
+        and what becomes of that is not stored."""
+        return self.loaded_rows < self.rows
+
+    @property
+    def rows_past_stage(self) -> int:
+        """Rows of 128 bytes behind a stage's that WGMMA reads."""
+        return (self.rows - self.loaded_rows) // (2 if self.pairs_atoms else 1)
+
+    @property
+    def box_rows(self) -> int | tuple[int, int]:
+        """A tile's rows as TMA loads them: so many, or (gates, 2) where all that make gates come before all that make
+        what they gate."""
+        return (self.loaded_rows // 2, 2) if self.ragged and self.pairs_atoms else self.loaded_rows
 
     @property
     def loads_in_turn(self) -> tuple[bool, bool]:
         """Whether the CTAs that share the operand on WGMMA's M side load it in turn, a whole stage each, and that on
         its N side: where it has no shares of whole groups of 8 rows, gates with those that they gate."""
         unit = 16 if self.form.gated and not self.swap else 8
-        return self.rows % (self.cluster_columns * 8) != 0, self.columns % (self.cluster_rows * unit) != 0
+        return self.loaded_rows % (self.cluster_columns * 8) != 0, self.columns % (self.cluster_rows * unit) != 0
 
     @property
     def passes_over(self) -> bool:
@@ -257,7 +285,7 @@ class Plan:
     @property
     def gates_in_turn(self) -> int:
         """See the function of this name."""
-        return gates_in_turn(self.swap)
+        return gates_in_turn(self.swap, self.loaded_rows if self.swap else self.columns)
 
     @property
     def n_multiple(self) -> int:
@@ -309,7 +337,7 @@ class Plan:
     @property
     def out_rows(self) -> int:
         """Rows of D in a tile, along WGMMA's rows; its columns where `swap`."""
-        return self.rows // (2 if self.pairs_atoms else 1)
+        return self.loaded_rows // (2 if self.pairs_atoms else 1)
 
     @property
     def part_columns(self) -> int:
@@ -388,10 +416,21 @@ class Plan:
         return self.cluster * CONSUMERS * COUNTER_BYTES
 
 
-def gates_in_turn(swap: bool) -> int:
-    """How many rows of B that make gates a tile has before as many that make what they gate: an atom's where rows of B
-    are WGMMA's rows, else those that leave a gate and its partner to the same thread."""
-    return WGMMA_ROWS if swap else 8
+def gates_in_turn(swap: bool, of_b: int) -> int:
+    """How many rows of B that make gates come before as many that make what they gate, in a tile with `of_b` of B: an
+    atom's where rows of B are WGMMA's rows, else those that leave a gate and its partner to the same thread. Half of a
+    ragged tile is gates, and those of the last tile may be as few as a swizzle atom has."""
+    return WGMMA_ROWS if swap and of_b % (2 * WGMMA_ROWS) == 0 else SWIZZLE_ATOM_ROWS
+
+
+def _multiplied_rows(rows: int, swap: bool, gated: bool, pingpong: bool) -> int:
+    """Rows that WGMMA multiplies for so many of a tile: as many, or where rows of B fill no atoms, whole atoms for each
+    warp group that shares them, of gates and of what they gate."""
+    parts = 2 if gated else 1
+    if not swap or rows % (parts * WGMMA_ROWS) == 0:
+        return rows
+    each = WGMMA_ROWS * (1 if pingpong else CONSUMERS)
+    return parts * math.ceil(rows // parts / each) * each
 
 
 def _scale_blocks(form: Form, columns: int) -> ScaleBlocks:

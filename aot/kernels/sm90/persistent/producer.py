@@ -99,7 +99,7 @@ def _loads(
         columns_mask = cutlass.Int16(every) << cutlass.Int16(cta.rank(plan, 0, cta.column))
     of_rows, of_columns = (None, coord.moved_up) if plan.swap else (coord.moved_up, None)
     rows_in_turn, columns_in_turn = plan.loads_in_turn
-    load_rows = _load(rows, of_rows, plan.rows, (cta.column, plan.cluster_columns), rows_mask, rows_in_turn)
+    load_rows = _load(rows, of_rows, plan.box_rows, (cta.column, plan.cluster_columns), rows_mask, rows_in_turn)
     if plan.pairs_tiles:
         own = cutlass.Int16(1) << cutlass.Int16(cta.row)
         mask = cutlass.Int16(cutlass.select_(coord.alone, own, cutlass.Int16(columns_mask)))
@@ -111,7 +111,7 @@ def _loads(
 
 
 def _load(
-    operand: TmaOperand, moved_up: Any, extent: int, sharer: tuple[Any, int], mask: Any, in_turn: bool
+    operand: TmaOperand, moved_up: Any, extent: Any, sharer: tuple[Any, int], mask: Any, in_turn: bool
 ) -> _Load | None:
     """How CTA `sharer`, its number and of how many, loads an operand whose tiles have `extent` rows and begin so many
     before their place."""
@@ -122,6 +122,8 @@ def _load(
     if moved_up is not None:
         tensor = cute.domain_offset((-moved_up, 0, *(0 for _ in batch_modes)), tensor)
     tiled = cute.local_tile(tensor, (extent, cute.size(shared, mode=[1])), (None, None, *batch_modes))
+    if isinstance(extent, tuple):  # of gates and of what they gate, a tile has both
+        tiled = tiled[(None, None, (None, 0), None, *batch_modes)]
     rank, multicast = sharer
     turns, turn = (multicast, rank) if in_turn else (1, 0)
     if in_turn:
