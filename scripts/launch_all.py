@@ -92,8 +92,9 @@ def schedule(name: str) -> str:
     """What of a function's name says how its threads work together: neither extents nor what D becomes.
 
     Of extents it is whether CTAs share what they load and split K, whether there are many tokens, and whether D has an
-    odd number of 8 columns in a tile, which is stored without a swizzle; of scales those of blocks, which are loaded on
-    the way, or of D in 8 bits of groups, which warp groups make together; and the type of weights in 4 bits.
+    odd number of 8 columns in a tile, which is stored without a swizzle, or of groups a tile has fewer rows of B than
+    WGMMA multiplies; of scales those of blocks, which are loaded on the way, or of D in 8 bits of groups, which warp
+    groups make together; and the type of weights in 4 bits.
     """
     provider, family, types, *words, _ = name.split(".")
     kept = [provider, family, "8" if types.startswith("e") else "16"]
@@ -107,6 +108,8 @@ def schedule(name: str) -> str:
             kept += ["many"] if family == "sm90_small_m" and rows > 64 else []
             odd = family == "sm90_persistent" and "swap" not in words and columns // (2 if gated else 1) % 16 == 8
             kept += ["odd"] if odd else []
+            by_groups = family in ("sm90_grouped", "sm90_masked", "sm90_gathered") and "swap" in words
+            kept += ["ragged"] if by_groups and columns // (2 if gated else 1) % 64 else []
         elif word.startswith("cluster"):
             kept += ["shared"] if any(c in "248" for c in word) else []
         elif word.startswith("split_k"):

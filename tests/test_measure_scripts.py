@@ -54,6 +54,13 @@ def test_pieces_of_d_without_a_swizzle_are_schedules_of_their_own() -> None:
     assert "odd" not in launch_all.schedule(swapped)
 
 
+def test_tiles_of_fewer_rows_than_wgmma_multiplies_are_schedules_of_their_own() -> None:
+    tiles = ("tile8x88", "tile8x128", "swiglu.tile8x176", "swiglu.tile8x192", "swiglu.tile8x256")
+    names = [f"own.sm90_grouped.bf16_bf16_bf16_f32.{t}.cluster_n1.launch.cooperative.swap.sm_90a" for t in tiles]
+    assert ["ragged" in launch_all.schedule(name) for name in names] == [True, False, True, True, False]
+    assert "ragged" not in launch_all.schedule(names[0].replace("swap.", ""))
+
+
 def test_weights_of_each_type_in_4_bits_are_schedules_of_their_own() -> None:
     rest = "tile64x128x128.cluster_n1.ctas_per_sm1.serial.sliced_k1.split_k1.sm_90a"
     names = [f"own.sm90_w4.bf16_{b}_bf16_f32.{b}_weight_scaled.{rest}" for b in ("e2m1", "u4")]

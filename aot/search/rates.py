@@ -98,6 +98,7 @@ class GroupedRates:
 
     read_bytes_per_us: float  # of memory
     loaded_bytes_per_us: float  # into an SM's shared memory, from L2
+    cold_bytes_per_us: float  # and from memory, however few other SMs load
     flops_per_us: float  # of all SMs, in 16 bits, at the clock that power leaves
     narrow_flops_per_us: float  # and in 8 bits, whose sums are promoted
     launch_us: float  # to begin and end a kernel

@@ -18,9 +18,14 @@ from aot.kernels.sm90.grouped.choices import rule
 from aot.kernels.sm90.grouped.plan import plan_of
 from aot.kernels.sm90.persistent.form import Form
 from aot.kernels.sm90.sizes import TILE_EXTENTS
+from aot.problem import manifest
+from aot.providers.builders.grouped_gemm import grouped_plan
 from aot.search.legal import of_name, unsuited
+from aot.search.operation import building
+from aot.search.variants import Variant
 from runtime.grouped_gemm import Signature
 
+from ..command_line import ROOT
 from ..ptx.compiled import functions_once, run
 
 torch = pytest.importorskip("torch")
@@ -147,3 +152,46 @@ def test_gates_of_ragged_tiles_are_of_any_n() -> None:
     assert ragged
     assert "64 rows at a time" in str(unsuited(whole, signature))
     assert unsuited(ragged, signature) is None
+
+
+# Of benchmarks/moe.yaml: rows of A at one token and at two, and rows of B of the ragged tile that shares them best.
+BALANCED = [
+    ("gpt_oss_down", 4, 88),  # 4 experts of 2880 rows: 132 tiles
+    ("gpt_oss_down", 8, 88),  # two of them for each SM
+    ("gpt_oss_gate_up", 4, 176),  # of 5760 rows
+    ("gpt_oss_gate_up", 8, 176),
+    ("qwen3_gate_up", 8, 96),  # 8 of 1536: 128 tiles
+    ("mixtral_down", 2, 96),  # 2 of 6144: 128 tiles
+]
+
+
+def candidates(use: str, m: int) -> list[Variant]:
+    """Of a grouped GEMM of benchmarks/moe.yaml at `m` rows, as a build takes them: eight, the best first."""
+    found = manifest.load(ROOT / "benchmarks" / "moe.yaml")
+    (signature,) = [each.signature for each in found.uses if each.name == use]
+    ((_, variants),) = building("grouped_gemm").shortlist({signature: [m]}, "sm_90a", 8).by_signature[signature]
+    return list(variants)
+
+
+def is_ragged(v: Variant) -> bool:
+    return grouped_plan(v).ragged
+
+
+@pytest.mark.parametrize(("use", "m", "tile_n"), BALANCED)
+def test_ragged_tiles_are_candidates_where_they_share_rows_evenly(use: str, m: int, tile_n: int) -> None:
+    """Beside whole ones, which are more."""
+    found = candidates(use, m)
+    assert next(v.options["tile_n"] for v in found if is_ragged(v)) == tile_n
+    assert sum(map(is_ragged, found)) <= 3
+
+
+@pytest.mark.parametrize(
+    ("use", "m"),
+    [
+        ("qwen3_down", 8),  # 8 of 2048: 128 whole tiles
+        ("mixtral_gate_up", 2),  # 2 of 8192: 128 too
+        *((use, m) for use, m, _ in BALANCED for m in (128, 4096)),
+    ],
+)
+def test_ragged_tiles_are_no_candidates_where_whole_ones_keep_sms_busy(use: str, m: int) -> None:
+    assert not any(map(is_ragged, candidates(use, m)))
