@@ -94,6 +94,8 @@ def test_a_ragged_tile_makes_its_own_rows_of_groups_of_every_size(kernels: Mappi
     [
         ({"tile_n": 88}, FORM, None),
         ({"tile_n": 88, "schedule": "pingpong"}, FORM, None),
+        ({"tile_n": 88, "tile_m": 64}, FORM, None),
+        ({"tile_n": 88, "tile_m": 72}, FORM, "at most 64 tokens"),
         ({"tile_n": 136}, FORM, "an atom of WGMMA would have no row of the tile"),
         ({"tile_n": 96, "schedule": "pingpong"}, GATED, None),
         ({"tile_n": 96}, GATED, "an atom of WGMMA would have no row of the tile"),

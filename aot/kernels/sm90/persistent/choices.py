@@ -33,6 +33,7 @@ _MOST_PROMOTED_THREE = 176  # of tiles of three atoms of rows
 _MOST_RESIDUAL_BESIDE = 120  # of such tiles, and of clusters of four, and of gates where scales are staged
 _MOST_GELU_STAGED = 120  # of gelu alone where scales are staged
 _MOST_RESIDUAL_ONE_TILE = 64  # of tiles with a CTA each, whose epilogue tiles are not stored one after the other
+_MOST_RAGGED_TOKENS = 64  # threads store ragged tiles piece by piece, and beside 200 accumulators the compiler spills
 _MOST_FUSED_IN_TURN = 112  # of tiles that CTAs load in turn, and of gelu on three atoms of rows of both warp groups
 
 # What the kernel can be asked for. What is worth asking for is in `aot.providers.likely_persistent`.
@@ -166,6 +167,8 @@ def _rule_of_ragged(plan: Plan) -> str | None:
         return None
     if not plan.form.grouped:
         return "tiles of fewer rows than WGMMA multiplies are of grouped GEMMs"
+    if plan.tokens > _MOST_RAGGED_TOKENS:
+        return f"tiles of fewer rows than WGMMA multiplies have at most {_MOST_RAGGED_TOKENS} tokens"
     if plan.out_rows % SWIZZLE_ATOM_ROWS or plan.loaded_rows % plan.out_rows:
         return f"rows of a tile, and gates of them, are whole swizzle atoms of {SWIZZLE_ATOM_ROWS}"
     if plan.rows_past_stage >= WGMMA_ROWS:
