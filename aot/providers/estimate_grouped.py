@@ -16,6 +16,7 @@ from ..kernels.sm90.persistent.plan import Plan
 from ..search import h200
 from ..search.grouped_gemm import active_groups, rows_of
 from ..search.variants import Variant
+from . import likely_grouped
 
 _PROCESSORS, _RATES = h200.MULTIPROCESSORS, h200.GROUPED
 # Up to so many rows of B for each SM, of all groups that have rows, two tiles of 192, and so many rows of A in such a
@@ -28,7 +29,7 @@ def estimate_us(plan: Plan, signature: Signature, m: int) -> float:
     """Microseconds on an H200 at `m` rows of `signature`, weights not in L2."""
     of_b = plan.loaded_rows if plan.swap else plan.columns
     tile = _Tile(plan.tokens, of_b, plan.cluster_along_n, plan.pairs_tiles, plan.passes_over and plan.m_atoms == 1)
-    few = _few(signature, m)
+    few = _few(signature, m) if any(likely_grouped.RAGGED.values()) else 0.0  # it was fitted for these
     hidden_us = _RATES.pingpong_us if plan.pingpong else 0.0
     # A warp group's epilogue is hidden by the other's next tile.
     hiding = max(0.0, _tiles(tile, signature, m) / _PROCESSORS - 1.0)

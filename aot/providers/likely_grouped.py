@@ -19,8 +19,9 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "share_b": (False, True),
 }
 # Of ragged tiles (`Plan.ragged`), by whether there is a gate: rows of B that make so many tiles as there are SMs, where
-# those of 128 and 256 rows would leave some idle.
-_RAGGED = {False: (88, 96, 112), True: (96, 176, 192)}
+# those of 128 and 256 rows would leave some idle. No GPU has run them, so builds make none: these are to be timed.
+RAGGED_TO_TIME = {False: (88, 96, 112), True: (96, 176, 192)}
+RAGGED: dict[bool, tuple[int, ...]] = {False: (), True: ()}
 _RAGGED_TOKENS = 8  # with more in each group tiles are so many that SMs are busy anyway
 
 
@@ -31,7 +32,7 @@ def unlikely(options: Mapping[str, Any], form: Form) -> str | None:
     swaps = (few or between) and form.scaling != "block"
     if options["swap"] != swaps and not (few and form.gated):  # whose N swaps may not take
         return "tokens take WGMMA's N side where they are few, and its M side where they are many"
-    ragged = options["swap"] and options["tile_n"] in _RAGGED[form.gated]
+    ragged = options["swap"] and options["tile_n"] in RAGGED[form.gated]
     if ragged and (options["tile_m"] > _RAGGED_TOKENS or options.get("cluster_n", 1) > 1):
         return "tiles are made of fewer rows of B to be as many as SMs, one by one, where they are few"
     if options["tile_n"] in (88, 112, 176) and not ragged:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -19,7 +19,9 @@ from aot.kernels.sm90.grouped.plan import plan_of
 from aot.kernels.sm90.persistent.form import Form
 from aot.kernels.sm90.sizes import TILE_EXTENTS
 from aot.problem import manifest
+from aot.providers import likely_grouped
 from aot.providers.builders.grouped_gemm import grouped_plan
+from aot.search import legal
 from aot.search.legal import of_name, unsuited
 from aot.search.operation import building
 from aot.search.variants import Variant
@@ -167,6 +169,15 @@ BALANCED = [
 ]
 
 
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Builds make ragged tiles."""
+    monkeypatch.setattr(likely_grouped, "RAGGED", likely_grouped.RAGGED_TO_TIME)
+    legal._legal.cache_clear()
+    yield
+    legal._legal.cache_clear()
+
+
 def candidates(use: str, m: int) -> list[Variant]:
     """Of a grouped GEMM of benchmarks/moe.yaml at `m` rows, as a build takes them: eight, the best first."""
     found = manifest.load(ROOT / "benchmarks" / "moe.yaml")
@@ -179,6 +190,7 @@ def is_ragged(v: Variant) -> bool:
     return grouped_plan(v).ragged
 
 
+@pytest.mark.usefixtures("made")
 @pytest.mark.parametrize(("use", "m", "tile_n"), BALANCED)
 def test_ragged_tiles_are_candidates_where_they_share_rows_evenly(use: str, m: int, tile_n: int) -> None:
     """Beside whole ones, which are more."""
@@ -187,6 +199,12 @@ def test_ragged_tiles_are_candidates_where_they_share_rows_evenly(use: str, m: i
     assert sum(map(is_ragged, found)) <= 3
 
 
+@pytest.mark.parametrize(("use", "m", "_"), BALANCED)
+def test_builds_make_none_before_a_gpu_has_run_them(use: str, m: int, _: int) -> None:
+    assert not any(map(is_ragged, candidates(use, m)))
+
+
+@pytest.mark.usefixtures("made")
 @pytest.mark.parametrize(
     ("use", "m"),
     [
