@@ -24,7 +24,7 @@ def gemm(scaling: str = "block", tokens: tuple[int, ...] = (1, 64, 512, 4096), *
 def test_few_tokens_and_more_have_kernels_of_their_own(scaling: str, of_few: str) -> None:
     (plain, few, behind), (quantise,) = of_unquantised([gemm(scaling)], HOPPER)
     assert plain == gemm(scaling)
-    assert (few.name, few.tokens, few.traffic) == ("qkv.few", (1, FEW), ((1, 3),))
+    assert (few.name, few.tokens, few.traffic) == ("qkv.few", (1, FEW[scaling]), ((1, 3),))
     assert (few.signature.a, few.signature.scaling, few.signature.overlap) == ("bf16", of_few, "weights")
     assert (behind.name, behind.tokens, behind.signature.overlap) == ("qkv.behind", (64, 512), "weights")
     assert dataclasses.replace(behind.signature, overlap="serial") == plain.signature

@@ -23,14 +23,16 @@ def of_norms(
     `quantised` has. None in other types than 16 bits, or where no target has kernels for it."""
     extents = list(dict.fromkeys(extents)) if dtype in _TYPES else []
     rows = [use.signature for use in quantised if isinstance(use.signature, Quantise)]
-    more = tuple(m for m in tokens if m > FEW)
     found = list[Use]()
     for number, n in enumerate(extents):
         wanted = {
             "norm": (Signature(dtype, dtype, dtype, n, dtype), tokens),
             "first_norm": (Signature(dtype, dtype, dtype, n), tokens),
             **{
-                f"norm_{of.scaling}": (Signature(dtype, dtype, of.y, n, dtype, of.scaling), more)
+                f"norm_{of.scaling}": (
+                    Signature(dtype, dtype, of.y, n, dtype, of.scaling),
+                    [m for m in tokens if m > FEW[of.scaling]],
+                )
                 for of in rows
                 if (of.x, of.k) == (dtype, n)
             },

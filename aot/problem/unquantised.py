@@ -22,7 +22,9 @@ from .ways import GATE, MOST_TOKENS
 NO_LAYER = (
     "has no layer in e4m3 scaled by blocks, or by tokens and channels, that kernels quantise tokens of; leave it out"
 )
-FEW = 16  # up to which one kernel is faster than two: docs/kernels/sm90_small_m.md
+# By scaling: up to which one kernel is faster than two (docs/kernels/sm90_small_m.md). By channel of 16 it is, but not
+# behind a norm that quantises, as qkv and gate_up are.
+FEW = {"block": 16, "row_column": 8}
 # As a recording names one that there are several of, too.
 _DOWN, _GATES = (re.compile(rf"{name}(?:_proj)?(?:_n\d+_k\d+)?") for name in ("down", "gate_up"))
 _NAME = 50  # letters of a layer's, so that a manifest takes what is added
@@ -38,7 +40,7 @@ def with_few_in_blocks(gemms: Iterable[Gemm], targets: Sequence[str]) -> list[Ge
         few = _few(gemm)
         s = gemm.signature
         if few is not None and (s.scaling, s.epilogue) == ("block", "none") and _served(few, targets):
-            found += _of_tokens(gemm, "few", few, 1, FEW)
+            found += _of_tokens(gemm, "few", few, 1, FEW[s.scaling])
     return found
 
 
@@ -53,19 +55,20 @@ def of_unquantised(gemms: Iterable[Gemm], targets: Sequence[str], gated: bool = 
         s, few = gemm.signature, _few(gemm)
         if few is None or not _served(few, targets):
             continue
-        ways = [("few", few, 1, FEW)]  # servers take it up to the largest M of its tuning
+        most = FEW[s.scaling]
+        ways = [("few", few, 1, most)]  # servers take it up to the largest M of its tuning
         quantise = Quantise(s.d, s.a, s.k, s.scaling)
         if _served(quantise, targets):
             rows.setdefault(quantise, gemm)
             swiglu = dataclasses.replace(quantise, activation=GATE)
             if gated and _DOWN.fullmatch(gemm.name) and _served(swiglu, targets):
                 rows.setdefault(swiglu, gemm)
-            ways.append(("behind", dataclasses.replace(s, overlap=OVERLAPS[-1]), FEW + 1, MOST_TOKENS))
+            ways.append(("behind", dataclasses.replace(s, overlap=OVERLAPS[-1]), most + 1, MOST_TOKENS))
         found += [each for way in ways for each in _of_tokens(gemm, *way)]
         # Without what quantises more, servers leave the activation of few alone too.
-        if gated and len(ways) > 1 and _between(gemm, FEW + 1, None) and _GATES.fullmatch(gemm.name):
-            found += _with_gates(gemm, [*ways, ("", s, FEW + 1, max(gemm.tokens))], targets)
-    uses = [Use(_name(gemm, of), of, _between(gemm, FEW + 1, None)) for of, gemm in rows.items()]
+        if gated and len(ways) > 1 and _between(gemm, most + 1, None) and _GATES.fullmatch(gemm.name):
+            found += _with_gates(gemm, [*ways, ("", s, most + 1, max(gemm.tokens))], targets)
+    uses = [Use(_name(gemm, of), of, _between(gemm, FEW[of.scaling] + 1, None)) for of, gemm in rows.items()]
     return found, [use for use in uses if use.tokens]
 
 
