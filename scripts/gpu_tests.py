@@ -65,6 +65,7 @@ ARCHIVES = (
         tests=("tests/grouped_gemm/test_gpu.py",),
         memcheck=((),),
         hostile="no_ends or counts_that_are_none",
+        racecheck=(("--schedules",),),
     ),
     Tested(
         *("gathered", ("tests/data/gathered.yaml", "--candidates", "4")),
