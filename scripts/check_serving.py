@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import json
 import os
 import random
@@ -24,7 +25,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +40,7 @@ from runtime.plugin.metrics import FOLDER
 from runtime.plugin.settings import KEY
 
 AT_ONCE, PROMPT_TOKENS, ANSWER_TOKENS, WORDS = 8, (4, 1500), 16, (10, 30000)
+WEIGHTS = "*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf"
 METRICS_S = 6.0  # a worker writes its figures every five seconds
 _SAMPLE = re.compile(r"^(cute_aot_\w+?)(?:\{.*\})? ([0-9.e+-]+)$", re.MULTILINE)
 
@@ -72,7 +73,7 @@ def check(options: argparse.Namespace) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         work = Path(folder)
-        shutil.copytree(options.model, work / "model")
+        shutil.copytree(options.model, work / "model", ignore=shutil.ignore_patterns(*WEIGHTS))
         _give_tokenizer(work / "model")
         began = time.monotonic()
         server = stack.enter_context(_served(options, work))
@@ -127,13 +128,16 @@ class _Server:
         try:
             with urllib.request.urlopen(request, timeout=120) as answer:
                 return int(json.load(answer)["usage"]["completion_tokens"])
-        except urllib.error.URLError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise NotServedError(f"a request of {len(prompt)} tokens: {error}") from error
 
     def metrics(self) -> dict[str, float]:
         """The archive's figures, those of all labels added up."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
-            text = answer.read().decode()
+        try:
+            with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
+                text = answer.read().decode()
+        except (OSError, http.client.HTTPException) as error:
+            raise NotServedError(f"/metrics: {error}") from error
         found: dict[str, float] = {}
         for name, value in _SAMPLE.findall(text):
             found[name] = found.get(name, 0.0) + float(value)

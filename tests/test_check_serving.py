@@ -52,6 +52,8 @@ class Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if case == "refuses":
             return self.send_error(500)
+        if case == "falls":
+            os._exit(1)
         served.append(len(asked["prompt"]))
         self.answer(json.dumps({"usage": {"completion_tokens": asked["max_tokens"]}}))
 
@@ -108,6 +110,7 @@ def test_a_round_is_what_a_user_sees(run: Callable[[str], int], tmp_path: Path) 
         ("dies", "vLLM did not come up; the end of its log:\nout of memory"),
         ("no line", "has no line that says what the archive serves"),
         ("refuses", "a request of"),
+        ("falls", "a request of"),
         ("no launch", "/metrics counts no launches"),
         ("miss", "/metrics counts 3 misses"),
         ("no record", "records make no manifest: error: "),

@@ -11,7 +11,7 @@ import pytest
 from runtime import Library
 from runtime.container.archive import Archive
 from runtime.errors import KernelMiss
-from runtime.serve import planned_call
+from runtime.serve import packed_plans
 
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, operands_record, signature, write_archive
 from .rmsnorm.archives import write_added
@@ -42,7 +42,7 @@ def call_norm(library: Library, held: Held, words: tuple[Any, ...] = NORM) -> No
     m, n = x.shape
     out = FakeTensor((m, n), pointer=both.pointer), FakeTensor((m, n), pointer=both.pointer + 2 * m * n)
     more = {"residual": residual, "out": out, "eps": words[1]}
-    library.call_in(words, held, (0, 2, 1, 3, 3), "rmsnorm", x, weight, **more)
+    library.call_packed(words, held, (0, 2, 1, 3, 3), "rmsnorm", x, weight, **more)
 
 
 def gemm_of(m: int = 9) -> Held:
@@ -56,7 +56,7 @@ def call_gemm(library: Library, held: Held) -> None:
     a = FakeTensor((m, k), "float8_e4m3fn", pointer=rows.pointer)
     scale_a = FakeTensor((m,), "float32", pointer=rows.pointer + m * k)
     places = 0, 1, 3, 0, 2
-    library.call_in(GEMM, held, places, "gemm", a, b, out=out, scale_a=scale_a, scale_b=scale_b)
+    library.call_packed(GEMM, held, places, "gemm", a, b, out=out, scale_a=scale_a, scale_b=scale_b)
 
 
 def pointers(library: Library) -> list[int]:
@@ -74,7 +74,7 @@ def launches(library: Library) -> int:
 def natively(library: Library) -> None:
     """Skips where native code was not built, which alone launches again."""
     call_norm(library, norm_of())
-    if not library._now.calls._table:
+    if not library._now.packed._table:
         pytest.skip("native code was not built")
 
 
@@ -83,7 +83,7 @@ def test_a_norm_and_a_sum_are_written_to_one_tensor(library: Library) -> None:
     before = library.stats().launches
     for _ in range(2):
         x, residual, weight, both = held = norm_of()
-        assert library.again(NORM, *held)
+        assert library.launch_packed(NORM, *held)
         total = both.pointer + 2 * 9 * N
         assert pointers(library) == [x.pointer, residual.pointer, weight.pointer, both.pointer, total]
     assert library.stats().launches == before + 2
@@ -94,18 +94,27 @@ def test_packed_rows_hold_elements_and_scales(library: Library) -> None:
     call_gemm(library, gemm_of())
     for _ in range(2):
         rows, b, scale_b, out = held = gemm_of()
-        assert library.again(GEMM, *held)
+        assert library.launch_packed(GEMM, *held)
         assert pointers(library) == [rows.pointer, b.pointer, out.pointer, rows.pointer + 9 * K, scale_b.pointer]
+
+
+@pytest.mark.usefixtures("natively")
+def test_a_shape_takes_one_place_of_one_table(library: Library) -> None:
+    for _ in range(3):
+        call_norm(library, norm_of())
+    now = library._now
+    assert now.packed._table.count() == 1
+    assert not now.calls.native, "which nobody would call by"
 
 
 def test_nothing_is_launched_again_that_was_not_called(library: Library) -> None:
     held = norm_of()
-    assert not library.again(NORM, *held)
+    assert not library.launch_packed(NORM, *held)
     call_norm(library, held)
     others = norm_of(10), (*norm_of()[:3], FakeTensor((2, 9, N), "float16")), (FakeTensor((9, N), strides=(N + 8, 1)),)
     before = launches(library)
-    assert not any(library.again(NORM, *(*other, *norm_of()[len(other) :])) for other in others)
-    assert not library.again(("rmsnorm", 1e-6), *norm_of())
+    assert not any(library.launch_packed(NORM, *(*other, *norm_of()[len(other) :])) for other in others)
+    assert not library.launch_packed(("rmsnorm", 1e-6), *norm_of())
     assert launches(library) == before
 
 
@@ -114,9 +123,9 @@ def test_what_does_not_fit_a_plan_is_left_to_a_first_call(library: Library) -> N
     x, residual, weight, both = norm_of()
     before = launches(library)
     askew = FakeTensor((9, N), pointer=x.pointer + 2)
-    assert not library.again(NORM, askew, residual, weight, both)
+    assert not library.launch_packed(NORM, askew, residual, weight, both)
     over = FakeTensor((2, 9, N), pointer=residual.pointer - 2 * 9 * N - 2 * N)  # whose second half is over it in part
-    assert not library.again(NORM, x, residual, weight, over)
+    assert not library.launch_packed(NORM, x, residual, weight, over)
     assert launches(library) == before
 
 
@@ -126,8 +135,8 @@ def test_a_tensor_before_the_one_that_should_hold_it_is_not_launched_again(libra
     x, residual, weight, both = held
     out = FakeTensor((9, N), pointer=both.pointer - 2 * 9 * N), FakeTensor((9, N), pointer=both.pointer)
     more = {"residual": residual, "out": out, "eps": words[1]}
-    library.call_in(words, held, (0, 2, 1, 3, 3), "rmsnorm", x, weight, **more)
-    assert not library.again(words, *held)
+    library.call_packed(words, held, (0, 2, 1, 3, 3), "rmsnorm", x, weight, **more)
+    assert not library.launch_packed(words, *held)
 
 
 @pytest.mark.usefixtures("natively")
@@ -136,20 +145,20 @@ def test_a_reload_and_a_full_table_forget_them(
 ) -> None:
     write_added(tmp_path / "others.aot")
     library.reload([tmp_path / "norms.aot", tmp_path / "gemms.aot", tmp_path / "others.aot"])
-    assert not library.again(NORM, *norm_of())
+    assert not library.launch_packed(NORM, *norm_of())
     call_norm(library, norm_of())
-    assert library.again(NORM, *norm_of())
-    monkeypatch.setattr(planned_call, "MAX_PLANS", 2)
+    assert library.launch_packed(NORM, *norm_of())
+    monkeypatch.setattr(packed_plans, "MAX_PLANS", 2)
     for m in (3, 4, 5):
         call_norm(library, norm_of(m))
-    assert not library.again(NORM, *norm_of())
-    assert library.again(NORM, *norm_of(5))
+    assert not library.launch_packed(NORM, *norm_of())
+    assert library.launch_packed(NORM, *norm_of(5))
     library.close()
-    assert not library.again(NORM, *norm_of(5))
+    assert not library.launch_packed(NORM, *norm_of(5))
 
 
 def test_a_call_that_the_library_refuses_is_refused(library: Library) -> None:
     held = FakeTensor((9, 8)), FakeTensor((9, 8)), FakeTensor((8,)), FakeTensor((2, 9, 8))
     with pytest.raises(KernelMiss, match="no kernel for"):
         call_norm(library, held)
-    assert not library.again(NORM, *held)
+    assert not library.launch_packed(NORM, *held)

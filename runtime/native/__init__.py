@@ -12,7 +12,7 @@ from typing import Any
 
 _log = logging.getLogger(__name__)
 
-_INTERFACE = 10  # that of _native.c, to be raised there and here with every change of what it offers
+_INTERFACE = 11  # that of _native.c, to be raised there and here with every change of what it offers
 _native: Any
 try:
     from . import _native

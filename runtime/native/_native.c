@@ -5,7 +5,7 @@
 
 #include "native.h"
 
-enum { INTERFACE = 10 }; /* that of runtime/native/__init__.py */
+enum { INTERFACE = 11 }; /* that of runtime/native/__init__.py */
 enum { MOST_ASKED = 256, INVALID_VALUE = 1 }; /* parameters of a kernel; of CUresult */
 
 typedef int (*GetParameter)(void *kernel, size_t index, size_t *offset, size_t *size); /* of cuda.h */

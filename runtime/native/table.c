@@ -212,6 +212,11 @@ static PyObject *table_put(PyObject *object, PyObject *args) {
     Py_RETURN_TRUE;
 }
 
+static PyObject *table_count(PyObject *object, PyObject *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLong(((Table *)object)->count);
+}
+
 static PyObject *table_clear(PyObject *object, PyObject *unused) {
     (void)unused;
     clear((Table *)object);
@@ -259,6 +264,7 @@ static void table_dealloc(PyObject *object) {
 static PyMethodDef table_methods[] = {
     {"call", (PyCFunction)(void (*)(void))table_call, METH_FASTCALL, "call(tag, stream, a, b, out, ...)"},
     {"put", table_put, METH_VARARGS, "put(tag, tensors, launches, checks, device, shape, keywords, counter, offsets)"},
+    {"count", table_count, METH_NOARGS, "count()"},
     {"clear", table_clear, METH_NOARGS, "clear()"},
     {NULL, NULL, 0, NULL},
 };

@@ -96,13 +96,13 @@ def direct_norm(library: int, *_names: str, eps: float, scaling: str, few: int) 
         if x.shape[0] <= few:
             norm_and_sum(lib, x, residual, weight, out, eps)
             return
-        if lib.again(words, *held):
+        if lib.launch_packed(words, *held):
             return
         norm, total = out.unbind()
         y, scale = unpacked(norm, scaling)
         more = {"residual": residual, "scaling": scaling, "out": (y, scale, total), "eps": eps}
         try:
-            lib.call_in(words, held, (0, 2, 1, 3, 3, 3), "rmsnorm", x, weight, **more)
+            lib.call_packed(words, held, (0, 2, 1, 3, 3, 3), "rmsnorm", x, weight, **more)
         except (KernelMiss, ArgumentError) as error:
             say_once(lib, f"a norm of N {x.shape[1]} that quantises", error, _BY_SERVER)
             apart = torch.empty_like(x)

@@ -182,10 +182,10 @@ def multiply_packed(
         KernelMiss, ArgumentError: the library refuses it.
     """
     words, held = ("gemm", scaling, overlap, epilogue), (rows, b, _in_f32(scale_b), out)
-    if not lib.again(words, *held):
+    if not lib.launch_packed(words, *held):
         a, scale_a = unpacked(rows, scaling)
         more: dict[str, Any] = {"scale_a": scale_a, "scale_b": held[2], "epilogue": epilogue, "overlap": overlap}
-        lib.call_in(words, held, (0, 1, 3, 0, 2), "gemm", a, b, out=out, **more)
+        lib.call_packed(words, held, (0, 1, 3, 0, 2), "gemm", a, b, out=out, **more)
 
 
 def few_tokens(
@@ -247,9 +247,9 @@ def pack(lib: Library, x: torch.Tensor, scaling: str, rows: torch.Tensor, activa
         KernelMiss, ArgumentError: the library refuses it.
     """
     words = "quantise", scaling, activation
-    if not lib.again(words, x, rows):
+    if not lib.launch_packed(words, x, rows):
         out = unpacked(rows, scaling)
-        lib.call_in(words, (x, rows), (0, 1, 1), "quantise", x, scaling=scaling, activation=activation, out=out)
+        lib.call_packed(words, (x, rows), (0, 1, 1), "quantise", x, scaling=scaling, activation=activation, out=out)
 
 
 def by_server(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:

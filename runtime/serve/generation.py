@@ -24,6 +24,7 @@ from .entries import Entries
 from .gemm.plans import Plans
 from .layers import Layers
 from .options import Options
+from .packed_plans import PackedPlans
 from .planned_call import PlannedCalls
 from .preload import Preloader
 
@@ -47,6 +48,7 @@ class Generation:
         self.entries = self.entries_of(Plans.of.name)
         self.plans = Plans(self.entries, driver, counters)
         self.calls = PlannedCalls(driver)  # of other operations
+        self.packed = PackedPlans(driver)  # of any, by what holds their operands
         self.preloader = Preloader(self.layers, self.all_entries, self.plans, driver, lock, options, workspaces)
 
     def entries_of(self, name: str) -> Entries:
@@ -86,6 +88,7 @@ class Generation:
         """Forget all plans and make no more; whether a call under way still holds one. The caller holds the lock."""
         self.plans.clear()
         self.calls.clear()
+        self.packed.clear()
         return self.layers.retire()
 
     def close(self) -> None:

@@ -15,28 +15,27 @@ from .gemm.calls import GemmCalls
 from .gemm.keys import Call
 from .generation import Generation
 from .operation_calls import OperationCalls
+from .packed_plans import Words
 from .planned_call import Call as OfOperation
 from .planned_call import Kept, call_of
-
-Words = tuple[Any, ...]
 
 
 class PackedCalls(GemmCalls, OperationCalls):
     """What a library is to those who call it by what holds its operands."""
 
-    def again(self, words: Words, *held: Any) -> bool:
-        """Launch on torch's current stream what `call_in` did for these words, and tensors like these. False where
+    def launch_packed(self, words: Words, *held: Any) -> bool:
+        """Launch on torch's current stream what `call_packed` did for these words, and tensors like these. False where
         nothing was launched: it did not, or native code leaves such a call to Python."""
-        found = self._now.calls.packed.get(words)
+        found = self._now.packed.by_words.get(words)
         if found is None:
             return False
-        launch, tag, order = found
-        return launch(tag, None, *[held[place] for place in order]) is not None
+        launch, tag, places = found
+        return launch(tag, None, *[held[place] for place in places]) is not None
 
-    def call_in(
+    def call_packed(
         self, words: Words, held: Sequence[Any], places: Sequence[int], operation: str, *tensors: Any, **more: Any
     ) -> None:
-        """Call an operation, or "gemm", with `out`, and let `again(words, *held)` launch the same from now on.
+        """Call an operation, or "gemm", with `out`, and let `launch_packed(words, *held)` launch it from now on.
 
         `places` says of each tensor of the call, in the order in which they are given, "gemm"'s `out` behind b, in
         which of `held` it lies: at a place that the extents of these determine. `words` stand for all of the call that
@@ -50,14 +49,14 @@ class PackedCalls(GemmCalls, OperationCalls):
             self.gemm(*tensors, **more)
             found = _of_gemm(now, *tensors, **more)
         else:
-            self.call(operation, *tensors, **more)
-            found = _of_operation(now, call_of(operation, tensors, more))
+            call = call_of(operation, tensors, more)
+            self._by_plan_or_first(now, call, tensors, None, more, natively=False)
+            found = _of_operation(now, call)
         if found is not None:
             kept, order, given = found
             with self._lock:
                 if self._now is now and not self._closed:
-                    in_order = tuple([places[i] for i in order])
-                    now.calls.keep_packed(words, in_order, held, [given[i] for i in order], kept)
+                    now.packed.keep(words, tuple([places[i] for i in order]), held, [given[i] for i in order], kept)
 
 
 _Found = tuple[Kept, Sequence[int], Sequence[Any]]  # what is kept, the function's order of a call's tensors, and these

@@ -27,7 +27,7 @@ from .function import Function
 from .plan import MAX_PLANS, AnyPlan, remember
 
 _WORDS = type(None), bool, int, float, str
-_LEAST_TENSORS = 3  # that native code takes
+LEAST_TENSORS = 3  # that native code takes
 
 
 class Call(NamedTuple):
@@ -157,7 +157,7 @@ class PlannedCall(NamedTuple):
         return cls(plan, order, checks, TorchStreams.of(given[0].device, devices), function.counter, made)
 
     def kept(self) -> Kept | None:
-        """What native code takes of it, for tensors in the order in which the function takes them; None if that takes
+        """What native code takes of it, of tensors in the order in which the function takes them; None if that takes
         one twice, or not at all, or some are made."""
         if self.made is not None or sorted(self.order) != list(range(len(self.checks.sizes))):
             return None
@@ -182,77 +182,44 @@ class PlannedCall(NamedTuple):
         return out
 
 
-# By what a call is but for its tensors: the call of native code's table, by which tag, and the order of the tensors.
-_Native = dict[tuple[Any, ...], tuple[Any, int, tuple[int, ...]]]
-
-
 class PlannedCalls:
-    """Those that one generation keeps, by `Call.key`; and how native code launches those that have plans there, by
-    `Call.form`, and the `packed` ones by the words of `runtime.serve.packed_calls`. No tag is given twice: another
-    thread may hold one of a call that was forgotten."""
+    """Those that one generation keeps, by `Call.key`; and by `Call.form` how native code launches those that have plans
+    there: the call of its table, by which tag, and the order in which functions take the tensors. No tag is given
+    twice: another thread may hold one of a call that was forgotten."""
 
     def __init__(self, driver: Driver) -> None:
         self.planned: OrderedDict[tuple[Any, ...], PlannedCall] = OrderedDict()
-        self.native: _Native = {}
-        self.packed: _Native = {}
+        self.native: dict[tuple[Any, ...], tuple[Any, int, tuple[int, ...]]] = {}
         self._driver = driver
         self._table: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
-        self._put = 0  # calls that it was given
         self._tags = 0  # that were given
 
-    def keep(self, call: Call, key: tuple[Any, ...], planned: PlannedCall) -> None:
-        """Launch calls like this one by its plan from now on. The caller holds the lock."""
-        self._make_room()
+    def keep(self, call: Call, key: tuple[Any, ...], planned: PlannedCall, natively: bool) -> None:
+        """Launch calls like this one by its plan from now on, by native code too or by Python alone. The caller holds
+        the lock."""
         remember(self.planned, key, planned)
-        kept = planned.kept()
-        if kept is not None:
-            tensors = tuple([call.tensors[place] for place in planned.order])
-            self._give(self.native, call.form, planned.order, tensors, kept)
-
-    def keep_packed(
-        self, words: tuple[Any, ...], places: tuple[int, ...], held: Sequence[Any], tensors: Sequence[Any], kept: Kept
-    ) -> None:
-        """Launch `kept` from now on for tensors like `held`, in which the function's `tensors` lie; `places` says in
-        which each does. The caller holds the lock."""
-        holders = tuple([held[place] for place in places])
-        offsets = tuple([x.data_ptr() - of.data_ptr() for x, of in zip(tensors, holders, strict=True)])
-        if min(offsets) >= 0:
-            self._make_room()
-            self._give(self.packed, words, places, holders, kept, offsets)
-
-    def _make_room(self) -> None:
-        """Forget all where the table would begin anew, and plans that are kept here would not come back to it."""
-        if self._put >= MAX_PLANS:
-            self.clear()
-
-    def _give(
-        self,
-        native: _Native,
-        words: tuple[Any, ...],
-        order: tuple[int, ...],
-        tensors: tuple[Any, ...],
-        kept: Kept,
-        offsets: tuple[int, ...] | None = None,
-    ) -> None:
-        """Give the table what launches calls with these words, unless it cannot."""
-        if len(tensors) < _LEAST_TENSORS or not kept.plan.direct:
+        kept = planned.kept() if natively else None
+        if kept is None or len(call.tensors) < LEAST_TENSORS or not kept.plan.direct:
             return
         if self._table is None:
             self._table = native_table(self._driver)
-        _, tag, known = native.get(words, (None, self._tags, order))
-        if not self._table or order != known:
+        if not self._table:
             return
-        launches, checks, device = kept.plan.direct, kept.checks, self._driver.device
-        if self._table.put(tag, tensors, launches, checks, device, None, None, kept.counter, offsets):
-            native[words] = self._table.call, tag, order
+        if self._table.count() >= MAX_PLANS:  # it would begin anew, and plans that are kept here would not come back
+            self.clear()
+            remember(self.planned, key, planned)
+        _, tag, order = self.native.get(call.form, (None, self._tags, planned.order))
+        if order != planned.order:
+            return
+        tensors = tuple([call.tensors[place] for place in order])
+        launches, device = kept.plan.direct, self._driver.device
+        if self._table.put(tag, tensors, launches, kept.checks, device, None, None, kept.counter):
+            self.native[call.form] = self._table.call, tag, order
             self._tags = max(self._tags, tag + 1)
-            self._put += 1
 
     def clear(self) -> None:
         """Forget all of them."""
         self.planned.clear()
         self.native.clear()
-        self.packed.clear()
-        self._put = 0
         if self._table:
             self._table.clear()

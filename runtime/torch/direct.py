@@ -57,9 +57,9 @@ def norm_and_sum(
 ) -> None:
     """Write RMSNorm(x + residual), and the sum, to out (2, ..., N)."""
     words, held = ("rmsnorm", "none", eps), (x, residual, weight, out)
-    if not lib.again(words, *held):
+    if not lib.launch_packed(words, *held):
         both = out.unbind()
-        lib.call_in(words, held, (0, 2, 1, 3, 3), "rmsnorm", x, weight, residual=residual, out=both, eps=eps)
+        lib.call_packed(words, held, (0, 2, 1, 3, 3), "rmsnorm", x, weight, residual=residual, out=both, eps=eps)
 
 
 def call(library: int, operation: str, tensors: int, /, *names: str, **words: Any) -> Call:
