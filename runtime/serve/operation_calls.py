@@ -5,7 +5,6 @@ GEMM has a path of its own (`runtime.serve.gemm`). Knows nothing of files and re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,9 +12,8 @@ from ..errors import ArgumentError, KernelMiss
 from ..program.outputs import on_stream
 from ..program.record import TensorView
 from ..program.tensor import is_torch
-from .generation import Generation
 from .operands import device_view, resolve_stream
-from .planned_call import Call, PlannedCall, Seen, call_of
+from .planned_call import PlannedCall, Seen, call_of
 from .serving import Serving
 
 
@@ -39,19 +37,7 @@ class OperationCalls(Serving):
             launch, tag, order = direct
             if launch(tag, stream, *[call.tensors[place] for place in order]) is not None:
                 return words["out"]
-        return self._by_plan_or_first(now, call, tensors, stream, words, natively=True)
-
-    def _by_plan_or_first(
-        self,
-        now: Generation,
-        call: Call,
-        tensors: Sequence[Any],
-        stream: Any,
-        words: Mapping[str, Any],
-        natively: bool,
-    ) -> Any:
-        """A call by the plan of one like it, or a first one, whose plan is kept: by native code too, or not."""
-        operation, key = call.form[0], call.key()
+        key = call.key()
         if key is not None:
             planned = now.calls.planned.get(key)
             if planned is not None and (found := planned.launch(call, stream, words.get("out"))) is not None:
@@ -90,7 +76,7 @@ class OperationCalls(Serving):
             like = PlannedCall.of(call, seen, asked, words.get("out"), function, plan, driver.device_count)
             with self._lock:
                 if like is not None and self._now is now and not self._closed:
-                    now.calls.keep(call, key, like, natively)
+                    now.calls.keep(call, key, like)
         return asked.result
 
     def grouped_gemm(self, a: Any, b: Any, ends: Any, *, out: Any = None, stream: Any = None, **more: Any) -> Any:

@@ -49,9 +49,8 @@ class PackedCalls(GemmCalls, OperationCalls):
             self.gemm(*tensors, **more)
             found = _of_gemm(now, *tensors, **more)
         else:
-            call = call_of(operation, tensors, more)
-            self._by_plan_or_first(now, call, tensors, None, more, natively=False)
-            found = _of_operation(now, call)
+            self.call(operation, *tensors, **more)
+            found = _of_operation(now, call_of(operation, tensors, more))
         if found is not None:
             kept, order, given = found
             with self._lock:

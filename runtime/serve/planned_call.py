@@ -194,11 +194,10 @@ class PlannedCalls:
         self._table: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
         self._tags = 0  # that were given
 
-    def keep(self, call: Call, key: tuple[Any, ...], planned: PlannedCall, natively: bool) -> None:
-        """Launch calls like this one by its plan from now on, by native code too or by Python alone. The caller holds
-        the lock."""
+    def keep(self, call: Call, key: tuple[Any, ...], planned: PlannedCall) -> None:
+        """Launch calls like this one by its plan from now on. The caller holds the lock."""
         remember(self.planned, key, planned)
-        kept = planned.kept() if natively else None
+        kept = planned.kept()
         if kept is None or len(call.tensors) < LEAST_TENSORS or not kept.plan.direct:
             return
         if self._table is None:
