@@ -96,21 +96,6 @@ def test_tokens_are_quantised_into_their_own_stage(choices: str) -> None:
 @pytest.mark.parametrize(
     "choices",
     [
-        "block_scaled.tile64x64.cluster_n1.ctas_per_sm1.serial.split_k1",
-        "row_column_scaled.tile64x56.cluster_n1.ctas_per_sm1.serial.split_k1",
-        pytest.param("block_scaled.tile32x128.cluster_n2.ctas_per_sm1.serial.split_k2", marks=pytest.mark.long),
-        pytest.param("row_column_scaled.tile16x64.cluster_n2.ctas_per_sm1.serial.split_k4", marks=pytest.mark.long),
-    ],
-)
-def test_a_stage_is_promoted_while_the_next_is_multiplied(choices: str) -> None:
-    """Into registers that nobody copies before products are in them."""
-    done = run("sm_90a", "--name", f"own.sm90_small_m.e4m3_e4m3_bf16_f32.{choices}.sm_90a")
-    assert (done.returncode, done.stdout.count("ok ")) == (0, 1), done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    "choices",
-    [
         "bf16_bf16_bf16_f32.bias+swiglu_interleaved.tile24x256.cluster2x1.rows.serial.cooperative",
         pytest.param(
             "bf16_bf16_bf16_f32.bias+swiglu_interleaved.tile40x128.cluster1x2.rows.serial.pingpong",

@@ -10,8 +10,9 @@ from typing import Any
 
 import cutlass
 from cutlass import cute
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
 
-from ..in_order import here
 from .plan import Plan
 
 
@@ -49,8 +50,16 @@ def promote(
             at, x = atom * each + i, partial[(atom - atoms.start) * each + i]
             old = 0.0 if first else accumulators[at]
             if scales is None:
-                accumulators[at] = here("add.f32 $0, $1, $2;", old, x)
+                accumulators[at] = _here("add.f32 $0, $1, $2;", old, x)
             else:
                 lane, sub_block = plan.scale_blocks.of_sum(i // 4)
                 scale = scales[atom][i // 2 % 2][lane * plan.scale_blocks.sub_blocks + sub_block]
-                accumulators[at] = here("fma.rn.f32 $0, $2, $3, $1;", old, x, scale)
+                accumulators[at] = _here("fma.rn.f32 $0, $2, $3, $1;", old, x, scale)
+
+
+def _here(code: str, *operands: Any) -> Any:
+    """An instruction on f32 numbers that stays before any WGMMA that follows: else the compiler moves it behind those
+    that reuse the registers of partial accumulators, copies these for it, and ptxas lets no products overlap."""
+    values = [cutlass.Float32(x).ir_value() for x in operands]
+    constraints = ",".join(["=f"] + ["f"] * len(values))
+    return cutlass.Float32(llvm.inline_asm(T.f32(), values, code, constraints, has_side_effects=True))

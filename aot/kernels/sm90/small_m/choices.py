@@ -90,7 +90,7 @@ def _rule_of_resources(plan: Plan) -> str | None:
     if -m_rows % WGMMA_ROWS * SWIZZLE_ATOM_BYTES > memory.stages * memory.n_side:
         return "WGMMA would read past the stages"
     threads = plan.consumer_threads
-    accumulators = plan.mma_rows * n_rows // threads * plan.accumulator_sets
+    accumulators = plan.mma_rows * n_rows // threads * (2 if plan.form.element_bytes == 1 else 1)
     registers = min(_MOST_REGISTERS, _REGISTERS_PER_SM // (threads + WARP_GROUP) // 8 * 8)
     if accumulators + _OTHER_REGISTERS > registers:
         return f"{accumulators} accumulators of a thread leave fewer than {_OTHER_REGISTERS} of {registers} registers"

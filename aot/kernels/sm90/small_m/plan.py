@@ -153,12 +153,6 @@ class Plan:
             return 0
         return (SCALE_BLOCK if self.form.scaled_by_stage else _PROMOTION_COLUMNS) // self.tile_k
 
-    @property
-    def accumulator_sets(self) -> int:
-        """Of a thread: f32 registers, and where they take over what tensor cores accumulated, those of these; two of
-        these where they take over every stage, of which one is multiplied while the one before is taken over."""
-        return 1 + min(self.promotion_interval, 1) + (self.promotion_interval == 1)
-
     # The epilogue, whose accumulators go through shared memory, a row a token.
 
     @property
