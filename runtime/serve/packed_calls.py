@@ -13,6 +13,7 @@ from typing import Any
 from ..gemm.call import EXTRAS
 from .gemm.calls import GemmCalls
 from .gemm.keys import Call
+from .gemm.plans import Plans
 from .generation import Generation
 from .operation_calls import OperationCalls
 from .packed_plans import Words
@@ -45,7 +46,7 @@ class PackedCalls(GemmCalls, OperationCalls):
             KernelMiss, LayoutError, ArgumentError, DeviceError: as `call` and `gemm`.
         """
         now = self._now
-        if operation == "gemm":
+        if operation == Plans.of.name:
             self.gemm(*tensors, **more)
             found = _of_gemm(now, *tensors, **more)
         else:
