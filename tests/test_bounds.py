@@ -113,6 +113,11 @@ def test_the_page_says_what_gemms_take_of_a_step() -> None:
     assert f"up to {max(outside.values()):.0%} of our steps" in page
 
 
+def test_the_page_says_what_scales_of_blocks_take_at_64_tokens() -> None:
+    blocks, channel = (sum(of) for of in zip(*bounds.study("GEMMs of 64 tokens in e4m3").values(), strict=True))
+    assert f"take {blocks:.1f} us at 64 tokens, and by channel {channel:.1f} (" in text("engines")
+
+
 def test_qwen3_is_beyond_its_estimate_by_no_more_than_its_repeats_differ() -> None:
     could, was = bounds.qwen_decoding()
     run = bounds.load("engines")["runs"][bounds.QWEN]
