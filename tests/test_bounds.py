@@ -159,6 +159,17 @@ def test_the_page_says_how_far_experts_are_from_their_floor() -> None:
     assert (qwen["permute"] + qwen["combine"]) / qwen["ours"] == pytest.approx(1 / 8, abs=0.01), "an eighth"
 
 
+def test_groups_are_expected_as_tuning_draws_rows() -> None:
+    pytest.importorskip("torch")
+    from aot.tune.grouped_gemm.measures import SKEW
+
+    assert bounds._SKEW == SKEW
+    assert bounds._drawn_groups(128, 0) == 0
+    assert bounds._drawn_groups(128, 1) == pytest.approx(1)
+    assert 7.5 < bounds._drawn_groups(128, 8) < 8
+    assert bounds._drawn_groups(8, 1000) == pytest.approx(8)
+
+
 def test_grouped_gemms_of_few_tokens_read_weights_at_the_rate_of_memory() -> None:
     found = bounds.grouped_over_cold_read()
     assert found["bf16"][0] < 1.25
@@ -179,6 +190,9 @@ def test_the_page_says_what_steps_without_a_graph_take() -> None:
     assert (
         f"{said.format(*prefill(channel), *prefill(blocks), *prefill(bf16))} of which GEMMs need {needed:.0f}." in page
     )
+    earlier = [prefill(run) for run in (PAIRED, 17, 11)]
+    said = "ours at {:.0f} and {:.0f} by channel, stock at {:.0f} and {:.0f}, and by blocks at {:.0f} and {:.0f}."
+    assert said.format(*(of[i] for i in (0, 1) for of in earlier[:2]), *earlier[2]) in page
     pair = runs[PAIRED]["stock"], runs[PAIRED][bounds.AGAIN]
     took = [f"{1e3 * of['prefill']['700']['s']:.0f}" for of in pair]
     waits = [
@@ -197,10 +211,13 @@ def test_the_page_says_what_steps_without_a_graph_take() -> None:
     )
     faster = sorted(prefill(i, "2048")[1] / prefill(i, "2048")[0] for i in BF16)
     more = sorted(prefill(i, "2048")[0] - prefill(i, "2048")[1] for i in BF16)
+    of_ours = [[1 / s for s in runs[i]["served"]["prefill"]["2048"]["all"]] for i in BF16]  # speeds, as tables have
+    spreads = [100 * (max(of) - min(of)) / statistics.median(of) for of in of_ours]
+    assert f"repeats of ours differ by {min(spreads):.0f} to {max(spreads):.0f}%." in page
     said = (
         f"take {more[1]:.0f} to {more[-1]:.0f} ms more than stock, at {faster[0]:.2f} to {faster[2]:.2f} of its speed"
     )
-    assert f"{said}, and in one {-more[0]:.0f} less, at {faster[3]:.2f}, where" in page
+    assert f"{said}, and in one {-more[0]:.0f} less, at {faster[3]:.2f};" in page
 
 
 def test_the_page_says_what_engines_compiled_and_reloaded() -> None:

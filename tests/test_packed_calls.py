@@ -90,12 +90,22 @@ def test_a_norm_and_a_sum_are_written_to_one_tensor(library: Library) -> None:
 
 
 @pytest.mark.usefixtures("natively")
-def test_packed_rows_hold_elements_and_scales(library: Library) -> None:
-    call_gemm(library, gemm_of())
+@pytest.mark.parametrize("m", [1, 9, 777])
+def test_packed_rows_hold_elements_and_scales(library: Library, m: int) -> None:
+    call_gemm(library, gemm_of(m))
     for _ in range(2):
-        rows, b, scale_b, out = held = gemm_of()
+        rows, b, scale_b, out = held = gemm_of(m)
         assert library.launch_packed(GEMM, *held)
-        assert pointers(library) == [rows.pointer, b.pointer, out.pointer, rows.pointer + 9 * K, scale_b.pointer]
+        assert pointers(library) == [rows.pointer, b.pointer, out.pointer, rows.pointer + m * K, scale_b.pointer]
+
+
+@pytest.mark.usefixtures("natively")
+def test_a_launch_is_on_torchs_current_stream(library: Library, torch: FakeTorch) -> None:
+    driver: Any = library._driver
+    for stream in (7, 9):
+        torch.stream = stream
+        assert library.launch_packed(NORM, *norm_of())
+        assert driver.launches[-1].stream == stream
 
 
 @pytest.mark.usefixtures("natively")

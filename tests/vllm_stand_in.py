@@ -46,6 +46,17 @@ def stand_in(version: str = "0.25.0") -> dict[str, types.ModuleType]:
     return modules
 
 
+def _compilation(sizes: tuple[int, ...]) -> Any:
+    """A `CompilationConfig` for graphs of so many tokens."""
+    return types.SimpleNamespace(
+        cudagraph_capture_sizes=list(sizes),
+        inductor_compile_config={},
+        mode=3,
+        backend="inductor",
+        pass_config=types.SimpleNamespace(fuse_allreduce_rms=False, enable_sp=None),
+    )
+
+
 def _engine() -> Contents:
     class WorkerBase:
         def __init__(
@@ -82,13 +93,7 @@ def _engine() -> Contents:
         def __init__(self, additional_config: Any, sizes: tuple[int, ...] = (1, 2, 4), quant: Any = None) -> None:
             self.additional_config, self.quant_config, self.runner = additional_config, quant, "v1"
             self.model_config = types.SimpleNamespace(model="org/some-model")
-            self.compilation_config = types.SimpleNamespace(
-                cudagraph_capture_sizes=list(sizes),
-                inductor_compile_config={},
-                mode=3,
-                backend="inductor",
-                pass_config=types.SimpleNamespace(fuse_allreduce_rms=False, enable_sp=None),
-            )
+            self.compilation_config = _compilation(sizes)
             self.parallel_config = types.SimpleNamespace(
                 enable_dbo=False,
                 ubatch_size=0,
