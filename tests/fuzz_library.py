@@ -80,7 +80,7 @@ from tests.recording_driver import (
 )
 
 # `verify` reads all that there is, one thing after the other; of mutants the slowest took 0.14 s, of bombs
-# (`tests/bombs.py`), which are made to cost much, 1.75 s.
+# (`tests/bombs.py`), which are made to cost much, 1.4 s.
 CPU_SECONDS = {"verify": 3.0}  # of everything else 1
 MEMORY_BYTES = 512 << 20
 RUNAWAY_SECONDS = 20.0  # of CPU time, after which an operation is ended

@@ -156,7 +156,7 @@ def test_samples_are_of_even_n_where_there_is_a_gate() -> None:
     row = ROW | {"form": FORM | {"epilogue": "swiglu"}, "functions": [["few", 3, 1, 500]], "equal_bits": [1]}
     gated = TABLE | {"forms": [row]}
     ((key, form),) = Universal.from_json(gated, dict.fromkeys(NAMES, "sm_90a")).forms
-    least, large = form_checks.samples(forms.FormRow(key[:-2], key[-2], form, 0), form.functions[0])
+    least, large = form_checks.Suiting(forms.FormRow(key[:-2], key[-2], form, 0)).samples(form.functions[0])
     assert (least.n, least.k) == (6, 1)
     assert (large.n, large.k) == (498, form_checks.LARGE_K)
 

@@ -22,15 +22,16 @@ from .listing import totals
 from .uses import USES, uses
 
 
-def info(archive: Archive) -> dict[str, Any]:
+def info(archive: Archive, precedence: Precedence | None = None) -> dict[str, Any]:
     """All that an archive says of itself, but for single layers and functions.
 
     `digest` is what `lib.digest` and metrics report: the SHA-256 of the index, hexadecimal. `entries` counts those of
     operations' tables by state and how many give way to something else; `uses` counts functions by `aot.inspect.uses`,
     and `unused` names those that serve nothing. `families` has functions and bytes by provider and family. `rejected`
     has functions that tuning found wrong, with reasons. `signature` is None where there is none beside the archive.
+    `precedence` is of its tables, where they were read before.
     """
-    build, precedence = build_table.read(archive), Precedence(archive)
+    build, precedence = build_table.read(archive), precedence or Precedence(archive)
     used = uses(archive, precedence)
     counts = Counter(used.values())
     environments = tuning_table.read(archive)

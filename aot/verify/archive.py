@@ -261,15 +261,14 @@ def _compare_form(
 ) -> str:
     """Hold a form against the records and variants of its functions; GEMMs to launch each for go into `samples`."""
     failed = list[AotError]()
-    suited = set[Any]()
+    suiting = form_checks.Suiting(row)
     for function in row.form.functions:
         try:
-            of = form_checks.samples(row, function)
-            form_checks.require_suited(of, function, read(function.name), suited)
+            suiting.require_suited(function, read(function.name))
         except AotError as error:
             failed.append(error)
             continue
-        for signature in of:
+        for signature in suiting.samples(function):
             samples.setdefault(function.name, {}).setdefault(form_checks.serial(signature), _form(row))
     try:
         require_equal_bits({function.name: function.equal_bits for function in row.form.functions}, variant)

@@ -34,43 +34,48 @@ LARGE_N, LARGE_K = 131_072, 32_768  # about the most that a model has
 PYTHON_EVERY = 5  # of the problems of the grid one in so many is evaluated by Python too where native code evaluates it
 
 
-def samples(row: FormRow, function: Function) -> tuple[Signature, ...]:
-    """A signature of the form with the least N and K that a function says it takes, and a large one.
+class Suiting:
+    """Holds the functions of one form against it; what several share, their multiples or their tensors, once."""
 
-    Raises:
-        RecordError: it takes no N, or no K.
-    """
-    ns = _extents(function.n_multiple * _least_times(row, function), function.most_n, LARGE_N)
-    ks = _extents(function.k_multiple, MAX_EXTENT, LARGE_K)
-    if not ns or not ks:
-        raise RecordError(
-            f"function {function.name} takes no N or no K: multiples of {function.n_multiple} up to {function.most_n}, "
-            f"and of {function.k_multiple}; build the archive again"
-        )
-    return tuple(dict.fromkeys(row.signature(n, k) for n, k in ((ns[0], ks[0]), (ns[-1], ks[-1]))))
+    def __init__(self, row: FormRow) -> None:
+        self._row = row
+        self._samples: dict[Any, tuple[Signature, ...]] = {}  # by multiples and the most N
+        self._mismatches: dict[Any, str | None] = {}  # by a record's tensors and a signature
+
+    def samples(self, function: Function) -> tuple[Signature, ...]:
+        """A signature of the form with the least N and K that a function says it takes, and a large one.
+
+        Raises:
+            RecordError: it takes no N, or no K.
+        """
+        limits = function.n_multiple, function.k_multiple, function.most_n
+        if limits not in self._samples:
+            self._samples[limits] = _samples(self._row, function)
+        return self._samples[limits]
+
+    def require_suited(self, function: Function, record: Record) -> None:
+        """Hold a function's record against its `samples`.
+
+        Raises:
+            RecordError: it takes no N or no K, cannot compute one of `samples`, or is said to give equal bits at every
+                M and takes a workspace.
+        """
+        for signature in self.samples(function):
+            of = record.tensors, signature
+            if of not in self._mismatches:
+                self._mismatches[of] = record_mismatch(signature, record)
+            if mismatch := self._mismatches[of]:
+                raise RecordError(f"function {function.name} {mismatch}; build the archive again")
+        if function.equal_bits and (spaces := workspaces_of(record)):
+            raise RecordError(
+                f"function {function.name} is to give equal bits at every M, but takes the workspace {spaces[0]}, so "
+                "CTAs share tiles; build the archive again"
+            )
 
 
 def serial(signature: Signature) -> Signature:
     """`signature` without its promise: launches are the same with it."""
     return dataclasses.replace(signature, overlap=OVERLAPS[0])
-
-
-def require_suited(of: Sequence[Signature], function: Function, record: Record, suited: set[Any]) -> None:
-    """Hold a function's record against signatures of its form, of which `suited` has the tensors that are known to fit.
-
-    Raises:
-        RecordError: it cannot compute one, or is said to give equal bits at every M and takes a workspace.
-    """
-    for signature in of:
-        if (record.tensors, signature) not in suited:
-            if mismatch := record_mismatch(signature, record):
-                raise RecordError(f"function {function.name} {mismatch}; build the archive again")
-            suited.add((record.tensors, signature))
-    if function.equal_bits and (spaces := workspaces_of(record)):
-        raise RecordError(
-            f"function {function.name} is to give equal bits at every M, but takes the workspace {spaces[0]}, so CTAs "
-            "share tiles; build the archive again"
-        )
 
 
 class Costs:
@@ -170,6 +175,17 @@ def _problems(row: FormRow) -> list[tuple[int, int, int, Gpu]]:
 def _least_times(row: FormRow, function: Function) -> int:
     """How many of a function's multiple the least N is: with a gate it is even."""
     return 2 if function.n_multiple % 2 and row.signature(2, 1).parts.gated else 1
+
+
+def _samples(row: FormRow, function: Function) -> tuple[Signature, ...]:
+    ns = _extents(function.n_multiple * _least_times(row, function), function.most_n, LARGE_N)
+    ks = _extents(function.k_multiple, MAX_EXTENT, LARGE_K)
+    if not ns or not ks:
+        raise RecordError(
+            f"function {function.name} takes no N or no K: multiples of {function.n_multiple} up to {function.most_n}, "
+            f"and of {function.k_multiple}; build the archive again"
+        )
+    return tuple(dict.fromkeys(row.signature(n, k) for n, k in ((ns[0], ks[0]), (ns[-1], ks[-1]))))
 
 
 def _extents(multiple: int, most: int, large: int) -> list[int]:

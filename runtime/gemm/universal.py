@@ -470,6 +470,6 @@ def _function(obj: Any, equal_bits: int, target: Any, targets: Mapping[str, str]
     name, n_multiple, k_multiple, most_n = obj
     if not isinstance(name, str) or name not in targets or targets[name] != target:
         fail_table(where, f"function {name!r:.100} is not in the archive for {target!r:.50}")
-    if not all(is_int(x, 1, MAX_EXTENT) for x in obj[1:]):
+    if not (is_int(n_multiple, 1, MAX_EXTENT) and is_int(k_multiple, 1, MAX_EXTENT) and is_int(most_n, 1, MAX_EXTENT)):
         fail_table(where, f"function {name!r:.100} has limits that are no positive integers")
     return Function(name, n_multiple, k_multiple, most_n, equal_bits)

@@ -23,7 +23,8 @@ def report(archive: Archive) -> dict[str, Any]:
     Raises:
         RecordError: a table or a record is malformed.
     """
-    serving, about = Serving(archive), info(archive)
+    serving = Serving(archive)
+    about = info(archive, serving.precedence)
     universal = serving.precedence.universal
     found = functions(archive, uses(archive, serving.precedence))
     by_place = places(archive, serving)
