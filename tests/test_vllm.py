@@ -307,6 +307,15 @@ def test_an_engine_does_not_start_without_an_archive_that_it_requires(start: Sta
         server.serve(server.linear(HIDDEN, HIDDEN), config=config)
 
 
+@pytest.mark.parametrize(
+    "words", [{"required": "archives"}, {"required": True}, {"requird": "archive"}, {"requires": 1}]
+)
+def test_an_engine_does_not_start_where_what_it_requires_is_misspelt(start: Start, words: Any) -> None:
+    server = start()
+    with pytest.raises(RequiredError, match=r"serves nothing: .*, so vLLM does not start"):
+        server.serve(server.linear(HIDDEN, HIDDEN), config={"cute_aot": {"archive": "model.aot", **words}})
+
+
 def test_an_engine_does_not_start_where_a_layer_is_left_that_it_requires(start: Start) -> None:
     for required in ("archive", "layers"):
         server = start()
@@ -587,6 +596,12 @@ def test_graphs_of_one_device_name_the_library_of_another(start: Start, monkeypa
 def test_settings_that_make_no_sense_are_refused(value: Any, message: str) -> None:
     with pytest.raises(runtime.ArgumentError, match=message):
         settings_of({"cute_aot": value})
+
+
+def test_the_setting_may_be_called_as_the_distribution_is() -> None:
+    found = settings_of({"cute-aot": "model.aot"})
+    assert found is not None
+    assert found.paths == ("model.aot",)
 
 
 def test_settings_name_archives_in_order() -> None:

@@ -6,6 +6,8 @@ Knows no server, nor where it keeps the setting; `place` is what its user calls 
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ from ..packaged import universal
 
 KEY = "cute_aot"  # what the setting is called wherever a server keeps it
 ARCHIVE, LAYERS = "archive", "layers"  # without which a server is not to start
+_WORDS = "archive", "experts", "record", "require_signed", "required", "strict"
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,20 @@ class Settings:
     required: str = ""
 
 
+def value_of(words: Mapping[str, Any]) -> Any:
+    """The value of "cute_aot", or of "cute-aot", as the distribution is called; None where there is neither."""
+    return words.get(KEY, words.get(KEY.replace("_", "-")))
+
+
 def required(found: Any) -> str:
     """Of a value of "cute_aot", whatever else it says: ARCHIVE if the server is not to start where nothing is served,
-    LAYERS if neither where a layer is left to it, else empty."""
-    word = found.get("required") if isinstance(found, dict) else None
-    return word if word in (ARCHIVE, LAYERS) else ""
+    LAYERS if neither where a layer is left to it, else empty. Another word, and a misspelt "required", mean ARCHIVE."""
+    words = found if isinstance(found, dict) else {}
+    word = words.get("required", "")
+    unknown = [str(name) for name in words if name not in _WORDS]
+    if word in ("", ARCHIVE, LAYERS) and not difflib.get_close_matches("required", unknown):
+        return str(word)
+    return LAYERS if word == LAYERS else ARCHIVE
 
 
 def read(found: Any, place: str) -> Settings:
@@ -54,7 +66,7 @@ def read(found: Any, place: str) -> Settings:
     record, experts = words.pop("record", ""), words.pop("experts", True)
     keys, must = words.pop("require_signed", None), words.pop("required", "")
     if words:
-        known = "archive, experts, record, require_signed, required and strict"
+        known = f"{', '.join(_WORDS[:-1])} and {_WORDS[-1]}"
         raise ArgumentError(f"{place} has {known}, found {', '.join(map(str, words))}")
     for name, value in (("strict", strict), ("experts", experts)):
         if type(value) is not bool:
@@ -63,7 +75,7 @@ def read(found: Any, place: str) -> Settings:
         raise ArgumentError(f"record of {place} must be a folder's path, found {record!r:.50}")
     if keys is not None and not (isinstance(keys, str) and keys):
         raise ArgumentError(f"require_signed of {place} must be the path of a folder of keys, found {keys!r:.50}")
-    if must != required(found):
+    if must not in ("", ARCHIVE, LAYERS):
         raise ArgumentError(f"required of {place} must be '{ARCHIVE}' or '{LAYERS}', found {must!r:.50}")
     if archive is None and record and not must:
         return Settings((), strict, record, experts, keys)

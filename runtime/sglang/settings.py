@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..plugin import settings
-from ..plugin.settings import KEY, Settings, read
+from ..plugin.settings import KEY, Settings, read, value_of
 
 OPTION = "--json-model-override-args"
 PLACE = f"{KEY} of {OPTION}"
@@ -36,10 +36,10 @@ def required(server_args: Any) -> str:
 
 def _value(server_args: Any) -> Any:
     text = server_args.json_model_override_args
-    if not text or KEY not in text:
+    if not text or KEY not in text.replace("-", "_"):
         return None
     try:
         words = json.loads(text)
     except ValueError as error:
         raise ArgumentError(f"{OPTION} is no JSON: {error}") from None
-    return words.get(KEY) if isinstance(words, dict) else None
+    return value_of(words) if isinstance(words, dict) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..plugin import settings
-from ..plugin.settings import KEY, Settings, read
+from ..plugin.settings import KEY, Settings, read, value_of
 
 PLACE = f"additional_config['{KEY}']"
 
@@ -30,4 +30,4 @@ def required(additional_config: Any) -> str:
 
 
 def _value(additional_config: Any) -> Any:
-    return additional_config.get(KEY) if isinstance(additional_config, dict) else None
+    return value_of(additional_config) if isinstance(additional_config, dict) else None
