@@ -22,6 +22,7 @@ from .recording_driver import (
     FakeTorch,
     RecordingDriver,
     entry,
+    operands_record,
     signature,
     write_archive,
 )
@@ -330,3 +331,23 @@ def test_threads_on_a_new_shape_load_its_kernel_once(library: Library, driver: R
         worker.join()
     assert driver.count("load") == 1
     assert len(driver.launches) == 8
+
+
+@pytest.mark.parametrize("order", [("int8", "int4"), ("int4", "int8")])
+def test_two_elements_a_unit_are_no_byte_though_dlpack_says_so(
+    tmp_path: Path, torch: FakeTorch, order: tuple[str, ...]
+) -> None:
+    n, k = 512, 1024  # units; int4 has two elements in each
+    wanted = {
+        name: signature(
+            n, k * (2 if name.endswith("4") else 1), dtype=name.replace("nt", "").replace("ui", "u"), d="f32"
+        )
+        for name in order
+    }
+    records = [operands_record(name, of) for name, of in wanted.items()]
+    kernels = write_archive(tmp_path / "both.aot", records, [entry(of, [(None, name)]) for name, of in wanted.items()])
+    driver = RecordingDriver(kernels=kernels)
+    library = Library(Archive.open(tmp_path / "both.aot"), driver)
+    for name in (*order, *order, *order):
+        library.gemm(FakeTensor((16, k), name), FakeTensor((n, k), name), out=FakeTensor((16, n), "float32"))
+    assert [name in launch.symbol for launch, name in zip(driver.launches, order * 3, strict=True)] == [True] * 6

@@ -148,6 +148,22 @@ def test_a_tensor_before_the_one_that_should_hold_it_is_not_launched_again(libra
 
 
 @pytest.mark.usefixtures("natively")
+def test_a_tensor_that_lost_its_memory_is_not_launched_again_whatever_lies_behind_its_beginning(
+    library: Library,
+) -> None:
+    def rows_behind(m: int, pointer: int | None = None) -> Held:
+        return FakeTensor((2, m, N), pointer=pointer), FakeTensor((m, N)), FakeTensor((N,)), FakeTensor((2, m, N))
+
+    both, residual, weight, out = held = rows_behind(9)
+    x = FakeTensor((9, N), pointer=both.pointer + 2 * 9 * N)
+    results = FakeTensor((9, N), pointer=out.pointer), FakeTensor((9, N), pointer=out.pointer + 2 * 9 * N)
+    more = {"residual": residual, "out": results, "eps": 1e-3}
+    library.call_packed(("behind",), held, (0, 2, 1, 3, 3), "rmsnorm", x, weight, **more)
+    assert library.launch_packed(("behind",), *rows_behind(9))
+    assert not library.launch_packed(("behind",), *rows_behind(9, 0))
+
+
+@pytest.mark.usefixtures("natively")
 def test_a_reload_and_a_full_table_forget_them(
     library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,9 +23,9 @@ typedef struct {
     int (*current_stream)(int32_t device_type, int32_t device, void **stream);
 } ExchangeApi;
 
-enum { DLPACK_MAJOR = 1, DLPACK_CUDA = 2 };
+enum { DLPACK_MAJOR = 1, DLPACK_CUDA = 2, DLPACK_UNSIGNED = 1 /* and below it signed integers */ };
 
-enum { MOST_DIMS = 5, WORDS_OF_TENSOR = 3 + 2 * MOST_DIMS, MOST_WORDS = 1 + MOST_TENSORS * WORDS_OF_TENSOR };
+enum { MOST_DIMS = 5, WORDS_OF_TENSOR = 4 + 2 * MOST_DIMS, MOST_WORDS = 1 + MOST_TENSORS * WORDS_OF_TENSOR };
 
 typedef struct {
     DLTensor tensor[MOST_TENSORS]; /* those that are given, in order; their shapes belong to them */

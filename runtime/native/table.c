@@ -93,7 +93,11 @@ static PyObject *table_call(PyObject *object, PyObject *const *args, Py_ssize_t 
     }
     for (uint32_t i = 0, j = 0; i < entry->checks.tensors; i++)
         if (i == OUT && entry->shape != NULL) pointers[i] = 0;
-        else pointers[i] = address_of(&seen.tensor[j++]) + entry->offsets[i];
+        else {
+            uint64_t begin = address_of(&seen.tensor[j++]);
+            if (begin == 0) goto python; /* no memory, whatever lies at an offset */
+            pointers[i] = begin + entry->offsets[i];
+        }
     out = args[2 + OUT];
     if (entry->shape != NULL) {
         DLTensor t;
