@@ -102,6 +102,15 @@ def test_from_config_has_what_quantises_tokens(run: Run, tmp_path: Path) -> None
     assert "has no layer in e4m3 scaled by blocks, or by tokens and channels" in of_16_bits.err
 
 
+def test_from_config_names_targets_that_have_kernels_for_what_quantises_too(run: Run) -> None:
+    asked = "manifest", "from-config", ROOT / "tests/data/configs/llama-3.1-8b.json", "--tokens", 64, "--dtype", "e4m3"
+    assert manifest.loads(run(*asked).out).targets == ("sm_90a", "sm_100a", "sm_103a")
+    assert manifest.loads(run(*asked, "--quantise").out).targets == ("sm_90a",)
+    elsewhere = run(*asked, "--quantise", "--target", "sm_100a")
+    assert elsewhere.status == 2
+    assert "that kernels on sm_100a quantise tokens of; leave it out, or name another target" in elsewhere.err
+
+
 def test_from_config_has_no_swiglu_of_other_activations(run: Run) -> None:
     written = manifest.loads(
         run("manifest", "from-config", ROOT / "tests/data/configs/gemma-3-27b.json", "--tokens", 1, "--in-graph").out

@@ -46,7 +46,7 @@ from .models.experts import Arithmetic, Ranks
 from .models.layers import Linear, Model
 from .models.read_model import VOCABULARY_PADDING, padded, read_model
 from .norms import of_norms
-from .unquantised import NO_LAYER, of_unquantised, with_few_in_blocks
+from .unquantised import no_layer, of_unquantised, with_few_in_blocks
 
 # What `dtype` means for A, B and D. The router and lm_head stay in the type of D, as fp8 checkpoints keep them.
 DTYPES = {a: next(product for product in PRODUCTS if product[0] == a) for a, *_ in PRODUCTS}
@@ -158,6 +158,9 @@ def manifest_from_config(
     else:
         _check_served(found, (*gemms, *uses), wanted, targets, on_warning)
     gemms, uses = _with_quantised_tokens(found, wanted, gemms, uses, targets)
+    if wanted.targets is None and wanted.quantise:
+        every_signature = [*(gemm.signature for gemm in gemms), *(use.signature for use in uses)]
+        targets = default_targets(every_signature, targets) or targets
     if (wanted.in_graph or wanted.quantise) and found.residuals and found.rms_norms:
         of_rows = uses if wanted.quantise else ()
         norms = of_norms(gemms[0].signature.d, [found.used["hidden_size"]], ms, targets, of_rows)
@@ -180,7 +183,7 @@ def _with_quantised_tokens(
     if wanted.quantise:
         with_few, of_rows = of_unquantised(gemms, targets, _is_gated(found))
         if len(with_few) == len(gemms) and not of_rows:
-            found.fail(NO_LAYER)
+            found.fail(no_layer(targets))
         return tuple(with_few), _by_operation([*uses, *of_rows])
     if wanted.quantise is None and not wanted.fuse:
         return tuple(with_few_in_blocks(gemms, targets)), uses

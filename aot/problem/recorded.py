@@ -26,7 +26,7 @@ from ..search.unserved import variants, why_none
 from .manifest import MAX_COUNT, MAX_TOKENS, Gemm, Manifest, ManifestError, Use, read_text, signature_problem
 from .model_config import model_name
 from .norms import of_norms
-from .unquantised import NO_LAYER, of_unquantised, with_few_in_blocks
+from .unquantised import no_layer, of_unquantised, with_few_in_blocks
 from .ways import NO_PART, all_ways
 
 SCHEMA = 1  # of the files
@@ -105,7 +105,7 @@ def manifest_from_workers(
     if quantise:
         every, uses = of_unquantised(named, found)
         if len(every) == len(named) and not uses:
-            raise ManifestError(f"{folder}: {NO_LAYER}")
+            raise ManifestError(f"{folder}: {no_layer(found)}")
         named = every
     elif quantise is None:
         named = with_few_in_blocks(named, found)

@@ -19,15 +19,20 @@ from ..search.unserved import variants
 from .manifest import Gemm, Use
 from .ways import GATE, MOST_TOKENS
 
-NO_LAYER = (
-    "has no layer in e4m3 scaled by blocks, or by tokens and channels, that kernels quantise tokens of; leave it out"
-)
 # By scaling: up to which one kernel is faster than two (docs/kernels/sm90_small_m.md). By channel of 16 it is, but not
 # behind a norm that quantises, as qkv and gate_up are.
 FEW = {"block": 16, "row_column": 8}
 # As a recording names one that there are several of, too.
 _DOWN, _GATES = (re.compile(rf"{name}(?:_proj)?(?:_n\d+_k\d+)?") for name in ("down", "gate_up"))
 _NAME = 50  # letters of a layer's, so that a manifest takes what is added
+
+
+def no_layer(targets: Iterable[str]) -> str:
+    """Why nothing can be asked for of the layers of a model."""
+    return (
+        "has no layer in e4m3 scaled by blocks, or by tokens and channels, that kernels on "
+        f"{', '.join(targets)} quantise tokens of; leave it out, or name another target"
+    )
 
 
 def with_few_in_blocks(gemms: Iterable[Gemm], targets: Sequence[str]) -> list[Gemm]:
