@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from runtime.container.archive import Archive
@@ -99,16 +100,19 @@ def pruned(path: str, of: Contents, wanted: Filter) -> Contents:
     Raises:
         NothingLike: nothing is wanted of what there is.
     """
+    keys = {row.signature.key() for row in of.rows}
     names: dict[str, list[str]] = {}
     for problem in (problem for model in of.build.models for problem in model.problems):
-        names.setdefault(problem.signature, []).append(problem.name)
+        if problem.signature in keys:
+            names.setdefault(problem.signature, []).append(problem.name)
+    states = [*(row.state for row in of.rows), *(PREDICTED for _ in of.forms)]
+    there = [*(row.target for row in of.rows), *(form.source.target for form in of.forms), *of.others.values()]
+    wanted.require_known(path, there, states, chain(*names.values()), {*keys, *(f.name for f in of.forms)})
     rows = [r for r in of.rows if wanted.takes(r.target, r.state, by_names(names, r.signature.key()))]
     kept_forms = [form for form in of.forms if wanted.takes(form.source.target, PREDICTED, [form.name])]
     others = {name: target for name, target in of.others.items() if wanted.takes_functions(target)}
     if not rows and not kept_forms and not others:
-        states = [*(row.state for row in of.rows), *(PREDICTED for _ in of.forms)]
-        there = [*(row.target for row in of.rows), *(form.source.target for form in of.forms), *of.others.values()]
-        raise wanted.why_nothing(path, there, states, [n for by in names.values() for n in by])
+        raise wanted.nothing(path)
     targets = {row.target for row in rows} | {form.source.target for form in kept_forms} | set(others.values())
     served = {(row.signature.key(), row.target) for row in rows}
     served |= {(form.name, form.source.target) for form in kept_forms}

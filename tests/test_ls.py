@@ -50,6 +50,7 @@ def test_m_names_the_function_that_serves_it(run: Run, path: Path, m: int, funct
     ("arguments", "said"),
     [
         (["--gemm", "qvk"], "has nothing of the layer 'qvk'; did you mean 'qkv'? known: qkv, o"),
+        (["--gemm", "q*", "--gemm", "oo"], "has nothing of the layer 'oo'; did you mean 'o'? known: qkv, o"),
         (["--state", "tund"], "has nothing of the state 'tund'; did you mean 'tuned'?"),
         (["--target", "sm_80"], "has nothing of the target 'sm_80'; did you mean 'sm_90a'?"),
         (["--m", "1", "--m", "2"], "--m is there twice, 1 and 2; ask for one M at a time"),

@@ -80,6 +80,8 @@ def test_forms_stay_as_they_are(run: Run, tmp_path: Path) -> None:
     [
         ([], "nothing says what to keep; give --target, --gemm or --state"),
         (["--gemm", "qvk"], "did you mean 'qkv'?"),
+        (["--gemm", "o", "--gemm", "qvk"], "has nothing of the layer 'qvk'; did you mean 'qkv'?"),
+        (["--target", "sm_90a", "--target", "sm_80"], "has nothing of the target 'sm_80'"),
         (["--target", "sm_80"], "has nothing of the target 'sm_80'"),
     ],
 )

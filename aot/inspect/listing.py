@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runtime.container.archive import RECORDS, TABLES, Archive
@@ -34,11 +35,13 @@ def listing(archive: Archive, wanted: Filter = Filter(), m: int | None = None) -
         NothingLike: there is nothing that is wanted.
         RecordError: a table is malformed.
     """
-    names, models = names_of(archive), models_of(archive)
+    names, models, precedence = names_of(archive), models_of(archive), Precedence(archive)
+    universal = precedence.universal
+    rows = forms.rows(archive, universal)
+    _require_known(archive, wanted, names, precedence.entries, rows)
     entries: list[dict[str, Any]] = []
     kept: list[Entry] = []
     used: set[str] = set()
-    precedence = Precedence(archive)
     for entry in precedence.entries:
         used |= set(entry.names)
         key = entry.signature.key()
@@ -60,8 +63,6 @@ def listing(archive: Archive, wanted: Filter = Filter(), m: int | None = None) -
                 "candidates": sum(len(ranked) for _, ranked in entry.candidates),
             }
         )
-    universal = precedence.universal
-    rows = forms.rows(archive, universal)
     used.update(f.name for row in rows for f in row.form.functions)
     rows = [row for row in rows if wanted.takes(row.form.target, PREDICTED, [row.name])]
     checked, targets = tuning_table.checked_on(archive), archive.functions.targets_by_name()
@@ -71,9 +72,7 @@ def listing(archive: Archive, wanted: Filter = Filter(), m: int | None = None) -
         if name not in used and wanted.takes_functions(target)
     ]
     if any(wanted) and not (entries or rows or others):
-        states = [*sorted({entry.state for entry in precedence.entries}), *([PREDICTED] if universal else [])]
-        layers = [name for of in names.values() for name in of]
-        raise wanted.why_nothing(str(archive.path), archive.targets, states, layers)
+        raise wanted.nothing(str(archive.path))
     found = uses_in(precedence, kept, [row.form for row in rows], m)
     found |= {} if m is not None else {str(row["name"]): BY_NAME for row in others}
     return {
@@ -87,6 +86,20 @@ def listing(archive: Archive, wanted: Filter = Filter(), m: int | None = None) -
         "tools": dict(build_table.read(archive).tools),
         "tuning": tuning_table.read(archive),
     }
+
+
+def _require_known(
+    archive: Archive,
+    wanted: Filter,
+    names: Mapping[str, Sequence[str]],
+    entries: Sequence[Entry],
+    rows: Sequence[forms.FormRow],
+) -> None:
+    """Refuse words of a filter that nothing of an archive passes."""
+    keys, of_forms = {entry.signature.key() for entry in entries}, [row.name for row in rows]
+    states = [*sorted({entry.state for entry in entries}), *([PREDICTED] if of_forms else [])]
+    called = [name for key, of in names.items() if key in keys for name in of]
+    wanted.require_known(str(archive.path), archive.targets, states, called, [*keys, *of_forms])
 
 
 def totals(archive: Archive) -> dict[str, Any]:

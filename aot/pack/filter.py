@@ -35,17 +35,24 @@ class Filter(NamedTuple):
         """Whether functions in no table are wanted of a target: they are of no layer and have no state."""
         return not self.layers and not self.states and self.takes(target, "", ())
 
-    def why_nothing(
-        self, path: str, targets: Iterable[str], states: Iterable[str], names: Iterable[str]
-    ) -> NothingLike:
-        """What to raise where an archive, which has these, has nothing that is wanted: names the first filter that
-        nothing passes."""
-        there = {"target": (self.targets, targets), "state": (self.states, states), "layer": (self.layers, names)}
-        for what, (asked, of) in there.items():
+    def require_known(
+        self, path: str, targets: Iterable[str], states: Iterable[str], names: Iterable[str], keys: Iterable[str]
+    ) -> None:
+        """Refuse words that nothing of an archive passes: of layers `names` are what manifests call them, and `keys`
+        their signatures and the names of forms, which are many and long.
+
+        Raises:
+            NothingLike: of the first such word, what it may have meant.
+        """
+        there = {"target": (self.targets, targets, ()), "state": (self.states, states, ())}
+        for what, (asked, of, others) in {**there, "layer": (self.layers, names, keys)}.items():
             known = list(dict.fromkeys(of))
-            if unknown := [word for word in asked if not fnmatch.filter(known, word)]:
+            if unknown := [word for word in asked if not fnmatch.filter([*known, *others], word)]:
                 near = did_you_mean(unknown[0], known) if known else f"it names no {what}"
-                return NothingLike(f"{path}: has nothing of the {what} {unknown[0]!r}; {near}")
+                raise NothingLike(f"{path}: has nothing of the {what} {unknown[0]!r}; {near}")
+
+    def nothing(self, path: str) -> NothingLike:
+        """What to raise where each word passes something and all together nothing."""
         return NothingLike(f"{path}: has nothing that is all of what was asked; leave out a filter")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,8 +35,7 @@ def command(
     with open_archive(old) as before, open_archive(new) as after:
         found = diff(before, after)
         layers = [*layers_of(before), *layers_of(after)]
-    if unknown := [pattern for pattern in wanted.layers if not fnmatch.filter(layers, pattern)]:
-        raise Filter(layers=unknown).why_nothing(f"{old}, {new}", (), (), layers)
+    wanted.require_known(f"{old}, {new}", (), (), layers, ())
     if gemm:
         entries = found["entries"]
         for of, rows in entries.items():
