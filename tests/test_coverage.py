@@ -201,3 +201,23 @@ def test_one_recipe_adds_what_all_targets_lack_that_can_have_it(run: Run, tmp_pa
         assert (manifest[-len(words) - 2 : -2], build[:3], tune) == (words, ["aot", "build", "MANIFEST"], TUNE)
         assert ("some of these layers have no kernel on sm_100a" in out) is (len(targets) == 1)
         assert run(*manifest[1:-1], tmp_path / f"{len(targets)}.yaml").status == 0
+
+
+def test_what_no_build_has_for_a_target_is_said_and_no_command_advised(run: Run, tmp_path: Path) -> None:
+    package = Package()
+    package.add_function(gemm_record("other", target="sm_100a"), cubin("other"))
+    package.set_table("gemm", table([]))
+    package.write(tmp_path / "some.aot")
+    model = tmp_path / "blocks.yaml"
+    model.write_text(
+        "format: 1\nmodel: blocks\nsource: a test\ntokens: [16]\ntargets: [sm_90a]\n"
+        "gemms: [{name: o, n: 512, k: 512, dtypes: {a: e4m3, b: e4m3, d: bf16}, scaling: block}]\n"
+    )
+    covered = run("coverage", tmp_path / "some.aot", model)
+    assert covered.status == 1
+    assert "no build for sm_100a has o: " in covered.out
+    assert not commands(covered.out)
+    explained = run("explain", tmp_path / "some.aot", "e4m3_e4m3_bf16_f32_none_n512_k512_block", "--m", 16)
+    assert explained.status == 1
+    assert "no build for sm_100a has it: " in explained.out
+    assert "aot build" not in explained.out

@@ -14,6 +14,7 @@ from runtime.tables.dispatch import serves
 
 from ..problem.manifest import signature_problem
 from ..search.targets import target_for
+from ..search.unserved import variants, why_none
 from .serving import Place, Serving
 
 _NEAREST = 3
@@ -48,11 +49,13 @@ def _advice(archive: Archive, signature: Any, place: Place) -> tuple[list[str], 
     problem = signature_problem(signature) if isinstance(signature, Signature) else None
     if problem is not None:
         return [f"no build takes it: {problem[0]} {problem[1]}"], []
-    advice, target = [], target_for(place.capability)
+    advice, target = list[str](), target_for(place.capability)
     if served_by_package([signature], place):
         advice.append(
             f'load the package\'s archive below this one: runtime.load([runtime.universal(), "{archive.path}"])'
         )
+    if target and not variants(target, signature):
+        return [*advice, f"no build for {target} has it: {why_none(target, signature)}"], []
     advice.append("write a manifest of this layer alone, as tuned ones that it names would be ranked again, and run:")
     on = ["--target", target] if target else []
     build = ["aot", "build", "MANIFEST", *on, "--base", str(archive.path), "-o", "OUT"]

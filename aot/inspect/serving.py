@@ -35,7 +35,7 @@ class Serving:
 
     def __init__(self, archive: Archive) -> None:
         """Raises RecordError where a table is malformed."""
-        self.precedence = Precedence(archive)
+        self.precedence, self._targets = Precedence(archive), archive.targets
         self._dispatch: dict[str, Dispatch] = {}
 
     @property
@@ -60,7 +60,8 @@ class Serving:
         if gpu is not None:
             return [self._named(gpu, target)]
         found = self._of([e for e in self.entries if e.signature == signature], target)
-        return found or [self._usual(c) for c in dict.fromkeys(forms.capability(e.target) for e in self.entries)]
+        targets = [e.target for e in self.entries] or self._targets
+        return found or [self._usual(c) for c in dict.fromkeys(map(forms.capability, targets))]
 
     def everywhere(self, target: str | None = None, gpu: str | None = None) -> list[Place]:
         """Where to look for any signature: the kind of GPU that is named, if one is; else each that entries are for, of

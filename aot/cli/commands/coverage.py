@@ -170,6 +170,9 @@ def print_to_add(places: Sequence[dict[str, Any]], of: Manifest, archive: Path, 
     from ...problem.model_config import default_targets
 
     lacking = [place for place in map(cleaned, places) if any(layer["m"]["missing"] for layer in place["layers"])]
+    unbuildable = [_print_unbuildable(place, of) for place in lacking]
+    if all(unbuildable):
+        return
     served = [layer["m"] for place in lacking for layer in place["layers"] if not layer["m"]["missing"]]
     named = list(dict.fromkeys(place["target"] for place in lacking if place["target"]))
     targets = default_targets([item.signature for item in of.items()], named) or named
@@ -181,6 +184,19 @@ def print_to_add(places: Sequence[dict[str, Any]], of: Manifest, archive: Path, 
         print_command(words, first="  ")
     if by_hand:
         print_wrapped(by_hand)
+
+
+def _print_unbuildable(place: dict[str, Any], of: Manifest) -> bool:
+    """Say which layers that are missing no build has for the target; whether all of them are."""
+    from ...search.unserved import variants, why_none
+
+    missing = {layer["name"] for layer in place["layers"] if layer["m"]["missing"]}
+    signatures = {item.name: item.signature for item in of.items() if item.name in missing}
+    target = place["target"]
+    without = [name for name, s in signatures.items() if target and not variants(target, s)]
+    if without:
+        print_wrapped(f"no build for {target} has {', '.join(without)}: {why_none(target, signatures[without[0]])}")
+    return len(without) == len(missing)
 
 
 def _said(of: list[int], asked: list[int], every: int) -> str:
