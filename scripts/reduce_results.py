@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ EIGHT = "eight layers"  # those of benchmarks/layers.yaml, which kernels are jud
 ALL = summarise_random.ALL
 UNIVERSAL = "universal.aot"  # what the package calls its archive
 UNSEEN = "against, N x K never seen"
+_ABSOLUTE = re.compile(r"(?<= )/\S*/")  # folders of the machine that a command ran on
 _RUN = ("command", "date", "commit", "note", "left_out")
 _ENVIRONMENT = ("gpu", "gpu_id", "driver", "torch", "cublas", "archive_sha256", "ours_sha256")
 _DIGITS = 16  # of a digest that are kept where there are many runs
@@ -111,6 +113,7 @@ def occasions(documents: Sequence[Document]) -> dict[str, Any]:
         results, environment = document["results"], document["environment"]
         wrong, noise = len(summarise_random.wrong([document])), summarise_random.noise([document])
         kept = {k: document[k] for k in _RUN if k != "left_out" and document.get(k)}
+        kept["command"] = _ABSOLUTE.sub("", kept["command"])
         kept |= {} if document["seed"] in document["command"] else {"seed": document["seed"]}
         where = {k: v for k, v in environment.items() if k in _ENVIRONMENT}
         kept["environment"] = {k: v[:_DIGITS] if k.endswith("sha256") else v for k, v in where.items()}
