@@ -15,7 +15,7 @@ from .errors import ArgumentError, RecordError
 from .numbers.quantised import NARROW, SCALINGS_OF_ROWS, scale_axes, scale_shape
 from .numbers.scaling import extent_of
 from .program.field_operation import FieldOperation, FieldSignature
-from .program.geometry import flatten_rows
+from .program.geometry import flatten_rows, same_elements
 from .program.operation import Asked, Operand
 from .program.outputs import allocate, check_apart
 from .program.record import TensorView
@@ -178,15 +178,10 @@ def _check_written(
     for name, of in to.items():
         if name == "scale" and (of.shape, of.dtype) != wanted[name]:
             raise ArgumentError(f"scale must be f32 {wanted[name][0]}; found {of.dtype} {of.shape}")
-        apart = [t for t in rows if not _same(of, t)]
+        apart = [t for t in rows if not same_elements(of, t)]
         check_apart("out" if name == "y" else name, of, (*apart, weight, *(t for t in to.values() if t is not of)))
         if name == "sum" and of.dtype != wanted[name][1]:
             raise ArgumentError(f"sum must be of residual's type, {wanted[name][1]}; found {of.dtype}")
-
-
-def _same(one: TensorView, other: TensorView) -> bool:
-    """Whether two tensors are one, element by element."""
-    return (one.pointer, one.strides, one.dtype) == (other.pointer, other.strides, other.dtype)
 
 
 RMSNORM = RmsNorm()

@@ -13,7 +13,7 @@ from ..errors import ArgumentError, LayoutError
 from ..numbers.dtypes import DTYPES
 from ..numbers.epilogue import EPILOGUES, Epilogue, extra_dtype
 from ..numbers.scaling import FRAGMENTS, SCALINGS, TILES, Scaling, extent_of
-from ..program.geometry import flatten_rows, overlaps_itself, share_memory
+from ..program.geometry import flatten_rows, overlaps_itself, same_elements, share_memory
 from ..program.operation import OVERLAPS
 from ..program.record import TensorView, check_address
 from .signature import Signature
@@ -304,14 +304,7 @@ def check_memory(views: Views) -> None:
             continue
         if name != "residual":
             raise ArgumentError(f"out shares memory with {name}; write to another tensor")
-        if t.pointer != d.pointer or not same_elements(t, d):
+        if not same_elements(t, d):
             raise ArgumentError(
                 "out shares memory with residual without being the same tensor; pass the very same, or another"
             )
-
-
-def same_elements(x: TensorView, y: TensorView) -> bool:
-    """Whether two tensors at one address are element for element the same."""
-    if x.shape != y.shape or x.dtype != y.dtype:
-        return False
-    return all(s == t or extent == 1 for extent, s, t in zip(x.shape, x.strides, y.strides, strict=True))

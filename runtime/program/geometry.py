@@ -66,6 +66,13 @@ def overlaps_itself(t: TensorView) -> bool:
     return False
 
 
+def same_elements(x: TensorView, y: TensorView) -> bool:
+    """Whether `x` and `y` are one, element by element: strides of extents of 1 lead nowhere, and may differ."""
+    if (x.pointer, x.dtype, x.shape) != (y.pointer, y.dtype, y.shape):
+        return False
+    return all(s == t or extent == 1 for extent, s, t in zip(x.shape, x.strides, y.strides, strict=True))
+
+
 def share_memory(x: TensorView, y: TensorView) -> bool:
     """Whether `x` and `y` may share a byte; exact for columns of matrices with one row stride."""
     if x.pointer >= y.pointer + span_bytes(y) or y.pointer >= x.pointer + span_bytes(x):

@@ -88,6 +88,13 @@ def test_call_refuses_memory_that_is_partly_shared(library: Library, driver: Rec
     assert len(driver.launches) == 1
 
 
+def test_one_row_is_written_where_it_is_read_whatever_its_stride(library: Library, driver: RecordingDriver) -> None:
+    x, weight, _ = tensors(1)
+    y = FakeTensor((1, 4096), strides=(8192, 1), pointer=x.data_ptr())
+    assert library.call("rmsnorm", x, weight, out=y) is y
+    assert len(driver.launches) == 1
+
+
 def test_call_with_a_residual_gives_both_and_writes_the_sum_where_it_is_told(tmp_path: Path, torch: FakeTorch) -> None:
     driver = write_added(tmp_path / "added.aot")
     library = Library(Archive.open(tmp_path / "added.aot"), driver)
