@@ -54,9 +54,9 @@ def test_an_operation_of_another_package_is_built_as_is_usual_unless_it_says_oth
     ("code", "another", "match"),
     [
         ("import nothing_of_this_name", False, "cannot be imported .*nothing_of_this_name.*; install it again"),
-        ("ROW_SCALE = 5", False, "row_scale_building:ROW_SCALE is no aot.search.operation.Building of that name"),
+        ("ROW_SCALE = None", False, "row_scale_building:ROW_SCALE, in the group cute_aot.building, lacks name, plural"),
         (LARGEST_M_ALONE.replace('("row_scale"', '("rows"'), False, "is no .*Building of that name; mend it"),
-        (LARGEST_M_ALONE, True, "say how to build it; uninstall all but one"),
+        (LARGEST_M_ALONE, True, "are in the group cute_aot.building; uninstall all but one"),
     ],
 )
 def test_what_does_not_say_how_an_operation_is_built_is_refused(

@@ -202,14 +202,14 @@ def test_an_operation_whose_package_is_broken_says_so(site: Path) -> None:
 
 def test_what_is_no_operation_is_refused_by_name(site: Path) -> None:
     install(site, "wrong", {OPERATIONS: "wrong = json:dumps"})
-    with pytest.raises(ArgumentError, match=r"json:dumps is no operation: it lacks name, read"):
+    with pytest.raises(ArgumentError, match=r"json:dumps, in the group cute_aot\.operations, lacks name, read"):
         operation("wrong")
 
 
 def test_one_name_for_two_packages_operations_is_refused(site: Path) -> None:
     install(site, "other", {OPERATIONS: "row_scale = other:ROW_SCALE"})
     with pytest.raises(
-        ArgumentError, match=r"tests\.row_scale\.operation:ROW_SCALE.* have this name; uninstall all but one"
+        ArgumentError, match=r"tests\.row_scale\.operation:ROW_SCALE.* are in the group .*; uninstall all but one"
     ):
         operation("row_scale")
 

@@ -173,10 +173,24 @@ def test_an_archive_of_nothing_else_is_refused_with_what_is_missing(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("row_scale")
-def test_tuning_that_cannot_be_imported_says_so(site: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("points", "match"),
+    [
+        (["broken_tuning:ROW_SCALE"], "cannot be imported .*nothing_of_this_name"),
+        (
+            ["json:dumps"],
+            r"json:dumps, in the group cute_aot\.tuning, lacks work, form, torch_serves, measures; mend it",
+        ),
+        (["one:X", "two:Y"], r"(one:X and two:Y|two:Y and one:X) are in the group cute_aot\.tuning; uninstall all but"),
+    ],
+)
+def test_what_does_not_say_how_an_operation_is_tuned_is_refused(
+    site: Path, tmp_path: Path, points: list[str], match: str
+) -> None:
     (site / "broken_tuning.py").write_text("import nothing_of_this_name")
-    install(site, "broken", {TUNING: "row_scale = broken_tuning:ROW_SCALE"})
-    with pytest.raises(TuneError, match=r"operation row_scale: .*cannot be imported .*nothing_of_this_name"):
+    for number, point in enumerate(points):
+        install(site, f"tuning-{number}", {TUNING: f"row_scale = {point}"})
+    with pytest.raises(TuneError, match=f"operation row_scale: .*{match}"):
         tuned_archive(archive_of(tmp_path / "in.aot"), tmp_path / "tuned.aot")
 
 

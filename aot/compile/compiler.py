@@ -69,6 +69,7 @@ SOURCES = (
     "runtime/numbers/epilogue.py",
     "runtime/numbers/scaling.py",
     "runtime/numbers/weights.py",
+    "runtime/program/entry_points.py",
     "runtime/program/evaluator.py",
     "runtime/device/launch.py",
     "runtime/limits.py",

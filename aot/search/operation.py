@@ -9,12 +9,11 @@ without one has what is usual: `Building` as it is here.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import entry_points
 from typing import Any, NamedTuple
 
 from runtime.errors import AotError, ArgumentError
+from runtime.program.entry_points import find
 from runtime.program.operation import names as operation_names
 from runtime.program.operation import operation
 from runtime.program.record import Record
@@ -134,17 +133,11 @@ def building(name: str) -> Building:
     Raises:
         BuildingError: what an entry point names cannot be imported, or is no `Building`, or there are two.
     """
-    places = [_OWN[name]] if name in _OWN else [p.value for p in entry_points(group=GROUP) if p.name == name]
-    if not places:
+    made = find(name, _OWN, GROUP, ("name", "plural"), BuildingError)
+    if made is None:
         return Building(name)
-    if len(places) > 1:
-        raise BuildingError(f"operation {name}: {' and '.join(places)} say how to build it; uninstall all but one")
-    (where,) = places
-    module, _, attribute = where.partition(":")
-    try:
-        made = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise BuildingError(f"operation {name}: {where} cannot be imported ({error}); install it again") from None
     if not isinstance(made, Building) or made.name != name:
-        raise BuildingError(f"operation {name}: {where} is no aot.search.operation.Building of that name; mend it")
+        raise BuildingError(
+            f"operation {name}: what is in the group {GROUP} is no aot.search.operation.Building of that name; mend it"
+        )
     return made

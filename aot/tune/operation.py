@@ -8,11 +8,10 @@ of an operation and where its `Tuning` is (`package.module:object`).
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from runtime.program.entry_points import find
 from runtime.program.operation import Signature
 
 from .options import TuneError
@@ -29,6 +28,7 @@ _OWN = {
     "moe_combine": "aot.tune.moe_combine.tuning:MOE_COMBINE",
     "quantise": "aot.tune.quantise.tuning:QUANTISE",
 }
+_NEEDED = ("work", "form", "torch_serves", "measures")
 
 
 class Work(NamedTuple):
@@ -127,7 +127,7 @@ def tuning(signature: Signature) -> Tuning:
     """What tuning knows of the operation of `signature`.
 
     Raises:
-        TuneError: nothing, or what an entry point names cannot be imported.
+        TuneError: nothing, what an entry point names is no `Tuning` or cannot be imported, or there are two.
     """
     found = _found(signature.operation)
     if found is None:
@@ -145,12 +145,5 @@ def is_tuned(signature: Signature) -> bool:
 
 @functools.cache
 def _found(name: str) -> Tuning | None:
-    where = _OWN.get(name) or next((p.value for p in entry_points(group=GROUP) if p.name == name), None)
-    if where is None:
-        return None
-    module, _, attribute = where.partition(":")
-    try:
-        made: Tuning = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise TuneError(f"operation {name}: {where} cannot be imported ({error}); install it again") from None
-    return made
+    found: Tuning | None = find(name, _OWN, GROUP, _NEEDED, TuneError)
+    return found

@@ -9,13 +9,13 @@ and where it is (`package.module:object`).
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from ..errors import ArgumentError
 from ..named_tuple import NamedTuple
 from ..numbers.scaling import extent_of
+from .entry_points import find, places_of
 from .geometry import contiguous_strides
 from .record import TensorView
 
@@ -160,7 +160,7 @@ def operation(name: str) -> Operation:
     """The operation called `name`.
 
     Raises:
-        ArgumentError: there is none here, or what an entry point names cannot be imported.
+        ArgumentError: there is none here, there are two, or what an entry point names is none or cannot be imported.
     """
     found = _found(name)
     if found is None:
@@ -175,32 +175,10 @@ def is_operation(table: str) -> bool:
 
 def names() -> tuple[str, ...]:
     """The names of all operations that there are here."""
-    return tuple({**_OWN, **_points()})
+    return tuple({**_OWN, **places_of(GROUP)})
 
 
 @functools.cache
 def _found(name: str) -> Operation | None:
-    places = [_OWN[name]] if name in _OWN else _points().get(name, [])
-    if not places:
-        return None
-    if len(places) > 1:
-        raise ArgumentError(f"operation {name}: {' and '.join(places)} have this name; uninstall all but one")
-    (where,) = places
-    module, _, attribute = where.partition(":")
-    try:
-        made: Operation = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ArgumentError(f"operation {name}: {where} cannot be imported ({error}); install it again") from None
-    if lacking := [word for word in _NEEDED if not hasattr(made, word)]:
-        raise ArgumentError(f"operation {name}: {where} is no operation: it lacks {', '.join(lacking)}")
-    return made
-
-
-def _points() -> dict[str, list[str]]:
-    """Where the operations of other packages are, by name; what finds them takes long to import, so it waits."""
-    from importlib.metadata import entry_points
-
-    found: dict[str, list[str]] = {}
-    for point in entry_points(group=GROUP):
-        found.setdefault(point.name, []).append(point.value)
+    found: Operation | None = find(name, _OWN, GROUP, _NEEDED, ArgumentError)
     return found
