@@ -13,7 +13,7 @@ from runtime import Library
 from runtime.container.archive import Archive
 from runtime.errors import ArgumentError, LayoutError
 from runtime.grouped_gemm import GroupedGemm
-from runtime.serve import planned_call
+from runtime.serve import native_plans, planned_call
 
 from .grouped_gemm.test_operation import PLAIN, driver, library, tensors
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver
@@ -99,13 +99,13 @@ def test_a_call_is_told_from_others_by_words_names_and_tensors() -> None:
 def test_a_table_that_is_full_begins_anew_with_all_plans(
     library: Library, driver: RecordingDriver, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planned_call, "MAX_PLANS", 2)
+    monkeypatch.setattr(native_plans, "MAX_PLANS", 2)
     for m in (3, 4, 5, 3, 5):
         a, b, ends = tensors(m)
         out = FakeTensor((m, 256))
         assert library.call("grouped_gemm", a, b, ends, out=out) is out
         assert pointers(driver.launches[-1]) == [t.data_ptr() for t in (a, b, ends, out)]
-    if library._now.calls._table:
+    if library._now.calls.native.held():
         assert len(asked) == 4, "of three rows twice"
         assert len(library._now.calls.planned) == 2
 
@@ -115,8 +115,8 @@ def test_native_code_launches_what_has_a_plan(library: Library, driver: Recordin
     out = FakeTensor((9, 256))
     library.call("grouped_gemm", *tensors(), out=out)
     calls = library._now.calls
-    if not calls._table:
-        assert not calls.native
+    if not calls.native.held():
+        assert not calls.native.by_words
         return
     calls.planned.clear()
     a, b, ends = tensors()
@@ -127,11 +127,11 @@ def test_native_code_launches_what_has_a_plan(library: Library, driver: Recordin
     over.pointer = b.data_ptr() + 16
     with pytest.raises(ArgumentError, match="shares memory with another operand"):
         library.call("grouped_gemm", a, b, ends, out=over)
-    ((_, tag, _),) = calls.native.values()
+    ((launch, tag, _),) = calls.native.by_words.values()
     calls.clear()
-    assert calls._table.call(tag, None, a, b, ends, out) is None
+    assert launch(tag, None, a, b, ends, out) is None
     library.call("grouped_gemm", a, b, ends, out=out)
-    ((_, again, _),) = calls.native.values()
+    ((_, again, _),) = calls.native.by_words.values()
     assert again != tag, "which another thread may be about to call by"
 
 

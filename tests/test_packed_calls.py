@@ -11,7 +11,7 @@ import pytest
 from runtime import Library
 from runtime.container.archive import Archive
 from runtime.errors import KernelMiss
-from runtime.serve import packed_plans
+from runtime.serve import native_plans
 
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, operands_record, signature, write_archive
 from .rmsnorm.archives import write_added
@@ -74,7 +74,7 @@ def launches(library: Library) -> int:
 def natively(library: Library) -> None:
     """Skips without native code, which alone launches again."""
     call_norm(library, norm_of())
-    if not library._now.packed._table:
+    if not library._now.packed.held():
         pytest.skip("native code alone launches such calls again")
 
 
@@ -112,7 +112,7 @@ def test_a_launch_is_on_torchs_current_stream(library: Library, torch: FakeTorch
 def test_a_shape_takes_one_place_of_the_table_however_often_it_is_called(library: Library) -> None:
     for _ in range(3):
         call_norm(library, norm_of())
-    assert library._now.packed._table.count() == 1
+    assert library._now.packed.held() == 1
 
 
 def test_nothing_is_launched_again_that_was_not_called(library: Library) -> None:
@@ -172,7 +172,7 @@ def test_a_reload_and_a_full_table_forget_them(
     assert not library.launch_packed(NORM, *norm_of())
     call_norm(library, norm_of())
     assert library.launch_packed(NORM, *norm_of())
-    monkeypatch.setattr(packed_plans, "MAX_PLANS", 2)
+    monkeypatch.setattr(native_plans, "MAX_PLANS", 2)
     for m in (3, 4, 5):
         call_norm(library, norm_of(m))
     assert not library.launch_packed(NORM, *norm_of())

@@ -23,8 +23,8 @@ from .counters import Counters
 from .entries import Entries
 from .gemm.plans import Plans
 from .layers import Layers
+from .native_plans import NativePlans
 from .options import Options
-from .packed_plans import PackedPlans
 from .planned_call import PlannedCalls
 from .preload import Preloader
 
@@ -48,7 +48,7 @@ class Generation:
         self.entries = self.entries_of(Plans.of.name)
         self.plans = Plans(self.entries, driver, counters)
         self.calls = PlannedCalls(driver)  # of other operations
-        self.packed = PackedPlans(driver)  # of any, by what holds their operands
+        self.packed = NativePlans(driver)  # of any, by what holds their operands
         self.preloader = Preloader(self.layers, self.all_entries, self.plans, driver, lock, options, workspaces)
 
     def entries_of(self, name: str) -> Entries:

@@ -32,7 +32,7 @@ class OperationCalls(Serving):
             DeviceError: the driver refused, or the archive has nothing for this GPU.
         """
         now, call = self._now, call_of(operation, tensors, words)
-        direct = now.calls.native.get(call.form)
+        direct = now.calls.native.by_words.get(call.form)
         if direct is not None:
             launch, tag, order = direct
             if launch(tag, stream, *[call.tensors[place] for place in order]) is not None:

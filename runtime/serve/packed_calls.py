@@ -15,10 +15,10 @@ from .gemm.calls import GemmCalls
 from .gemm.keys import Call
 from .gemm.plans import Plans
 from .generation import Generation
+from .native_plans import Kept, NativePlans, Words
 from .operation_calls import OperationCalls
-from .packed_plans import Words
 from .planned_call import Call as OfOperation
-from .planned_call import Kept, call_of
+from .planned_call import call_of
 
 
 class PackedCalls(GemmCalls, OperationCalls):
@@ -56,7 +56,26 @@ class PackedCalls(GemmCalls, OperationCalls):
             kept, order, given = found
             with self._lock:
                 if self._now is now and not self._closed:
-                    now.packed.keep(words, tuple([places[i] for i in order]), held, [given[i] for i in order], kept)
+                    _keep(now.packed, words, tuple([places[i] for i in order]), held, [given[i] for i in order], kept)
+
+
+def _keep(
+    packed: NativePlans,
+    words: Words,
+    places: tuple[int, ...],
+    held: Sequence[Any],
+    tensors: Sequence[Any],
+    kept: Kept,
+) -> None:
+    """Launch `kept` from now on for tensors like `held`, in which the function's `tensors` lie, each at its place. The
+    caller holds the lock."""
+    holders = tuple([held[place] for place in places])
+    offsets = tuple([x.data_ptr() - of.data_ptr() for x, of in zip(tensors, holders, strict=True)])
+    if min(offsets) < 0:
+        return
+    if packed.is_full():
+        packed.clear()
+    packed.keep(words, places, holders, kept, offsets)
 
 
 _Found = tuple[Kept, Sequence[int], Sequence[Any]]  # what is kept, the function's order of a call's tensors, and these

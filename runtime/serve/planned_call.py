@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..device.driver import Driver
-from ..native import native_table
 from ..program.arguments import TensorArgument
 from ..program.geometry import contiguous_strides
 from ..program.operation import Asked
@@ -24,10 +23,10 @@ from ..program.record import TensorView
 from ..program.streams import TorchStreams
 from ..program.tensor import is_torch
 from .function import Function
-from .plan import MAX_PLANS, AnyPlan, remember
+from .native_plans import Kept, NativePlans
+from .plan import AnyPlan, remember
 
 _WORDS = type(None), bool, int, float, str
-LEAST_TENSORS = 3  # that native code takes
 
 
 class Call(NamedTuple):
@@ -94,15 +93,6 @@ class Made(NamedTuple):
         if not found or not all(is_torch(x) and x.stride() == contiguous_strides(x.shape) for x in found):
             return None
         return cls(tuple([(tuple(x.shape), x.dtype) for x in found]), alone), found
-
-
-class Kept(NamedTuple):
-    """What native code takes of a plan: it, what the addresses of the function's tensors must be, in its order, and
-    what counts its launches."""
-
-    plan: AnyPlan
-    checks: PointerChecks
-    counter: Any
 
 
 class PlannedCall(NamedTuple):
@@ -183,42 +173,23 @@ class PlannedCall(NamedTuple):
 
 
 class PlannedCalls:
-    """Those that one generation keeps, by `Call.key`; and by `Call.form` how native code launches those that have plans
-    there: the call of its table, by which tag, and the order in which functions take the tensors. No tag is given
-    twice: another thread may hold one of a call that was forgotten."""
+    """Those that one generation keeps, by `Call.key`; and those of them that native code launches, by `Call.form`."""
 
     def __init__(self, driver: Driver) -> None:
         self.planned: OrderedDict[tuple[Any, ...], PlannedCall] = OrderedDict()
-        self.native: dict[tuple[Any, ...], tuple[Any, int, tuple[int, ...]]] = {}
-        self._driver = driver
-        self._table: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
-        self._tags = 0  # that were given
+        self.native = NativePlans(driver)
 
     def keep(self, call: Call, key: tuple[Any, ...], planned: PlannedCall) -> None:
         """Launch calls like this one by its plan from now on. The caller holds the lock."""
+        if self.native.is_full():  # it would begin anew, and plans that are kept here would not come back
+            self.clear()
         remember(self.planned, key, planned)
         kept = planned.kept()
-        if kept is None or len(call.tensors) < LEAST_TENSORS or not kept.plan.direct:
-            return
-        if self._table is None:
-            self._table = native_table(self._driver)
-        if not self._table:
-            return
-        if self._table.count() >= MAX_PLANS:  # it would begin anew, and plans that are kept here would not come back
-            self.clear()
-            remember(self.planned, key, planned)
-        _, tag, order = self.native.get(call.form, (None, self._tags, planned.order))
-        if order != planned.order:
-            return
-        tensors = tuple([call.tensors[place] for place in order])
-        launches, device = kept.plan.direct, self._driver.device
-        if self._table.put(tag, tensors, launches, kept.checks, device, None, None, kept.counter):
-            self.native[call.form] = self._table.call, tag, order
-            self._tags = max(self._tags, tag + 1)
+        if kept is not None:
+            tensors = tuple([call.tensors[place] for place in planned.order])
+            self.native.keep(call.form, planned.order, tensors, kept)
 
     def clear(self) -> None:
         """Forget all of them."""
         self.planned.clear()
         self.native.clear()
-        if self._table:
-            self._table.clear()

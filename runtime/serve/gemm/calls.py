@@ -24,12 +24,12 @@ from ...gemm.call import (
 from ...gemm.fallback import TorchCall, lie_for_torch, rows_matter, torch_gemm, torch_runs
 from ...gemm.signature import Signature
 from ...gemm.universal import AnyEntry
-from ...native import native_table
 from ...numbers.dtypes import DTYPES
 from ...program.outputs import on_stream
 from ...program.record import TensorView
 from ..counters import Counters
 from ..generation import Generation
+from ..native_plans import Kept
 from ..options import Options
 from ..plan import remember
 from ..serving import Serving
@@ -388,17 +388,14 @@ class GemmCalls(Serving):
 
         It leaves to Python what it cannot serve. The caller holds the lock.
         """
-        plans = self._now.plans
-        if plans.native is None:
-            plans.native = native_table(self._driver)
-        if not plans.native or (allocated and call.stream is not None):
+        if allocated and call.stream is not None:
             return
         tag = 0 if call.plain else self._tags.setdefault((call.epilogue, call.overlap, call.dtype), len(self._tags) + 1)
         tensors = (call.a, call.b, None if allocated else call.out, *(() if call.plain else call.operands))
-        shape, options = (found.shape, {"dtype": found.dtype}) if allocated else (None, None)
-        counter = found.function.counter
-        plans.native.put(tag, tensors, found.plan.direct, found.checks, self._driver.device, shape, options, counter)
-        self._now_native = plans.native.call
+        kept = Kept(found.plan, found.checks, found.function.counter)
+        launch = self._now.plans.native.put(tag, tensors, kept, found.shape if allocated else None, found.dtype)
+        if launch is not None:
+            self._now_native = launch
 
 
 def _torch_can(signature: Signature) -> bool:

@@ -19,6 +19,7 @@ from ...program.record import TensorArgument, TensorView
 from ...program.streams import TorchStreams
 from ..counters import Counters
 from ..entries import Entries, best_first
+from ..native_plans import NativePlans
 from ..plan import remember
 from .keys import with_other_tensors
 from .plan import OUT, GemmPlan
@@ -53,7 +54,7 @@ class Plans:
         self._by_shape: OrderedDict[Any, GemmPlan] = OrderedDict()  # the store, by `keys.shape_key`
         # Caches of it for calls of torch tensors, by `Call.key`, which also have plans that were grown for other rows.
         self.by_call: OrderedDict[Any, GemmPlan] = OrderedDict()
-        self.native: Any = None  # `native_table`, once torch's tensors were seen; False if there is none
+        self.native = NativePlans(driver)
         self.by_rows: OrderedDict[Any, RowPlans] = OrderedDict()  # what those are grown from, by `keys.rows_of`
         self.torch_calls: OrderedDict[Any, TorchCall] = OrderedDict()  # calls that torch serves, by `Call.key`
         self.preloaded: Preloaded | None = None
@@ -132,5 +133,4 @@ class Plans:
         self.by_call.clear()
         self.by_rows.clear()
         self.torch_calls.clear()
-        if self.native:
-            self.native.clear()
+        self.native.clear()
