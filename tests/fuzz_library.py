@@ -65,6 +65,7 @@ from runtime.numbers.dtypes import TORCH_NAMES
 from runtime.program.geometry import span_bytes
 from runtime.program.operation import extents_at
 from runtime.program.record import Record, TensorView
+from runtime.serve.options import Options
 from runtime.tables.dispatch import record_mismatch
 from tests import mutants, recording_driver
 from tests.native_stand_in import exchange_capsule
@@ -306,7 +307,7 @@ class Session:
                 return self.describe(archive)
             equal_bits = self.plan >= _EQUAL_BITS
             library = self.attempt(
-                "library", lambda: Library(archive, self.driver, batch_invariant=equal_bits), keep=True
+                "library", lambda: Library(archive, self.driver, Options(batch_invariant=equal_bits)), keep=True
             )
             if library is not None:
                 self.archive = archive

@@ -19,6 +19,7 @@ import torch
 import runtime
 from runtime.gemm.signature import Signature
 from runtime.serve.layers import open_archives
+from runtime.serve.options import Options
 
 from .recording_driver import RecordingDriver, entry, operands_record, signature, write_archive
 from .torch_stand_in import OnCpu
@@ -66,7 +67,7 @@ def test_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def load(path: Any, device: Any = None, on_miss: str = "error", **options: Any) -> Served:
         paths = [path] if isinstance(path, str | Path) else path
-        return Served(open_archives(paths), RecordingDriver(kernels=kernels), on_miss, **options)
+        return Served(open_archives(paths), RecordingDriver(kernels=kernels), Options(on_miss, **options))
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runtime, "load", load)

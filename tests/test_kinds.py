@@ -14,6 +14,7 @@ from runtime import ArgumentError, KernelMiss, Library, RecordError
 from runtime.device.gpus import Gpu
 from runtime.gemm.signature import Signature
 from runtime.serve.layers import open_archives
+from runtime.serve.options import Options
 
 from .recording_driver import (
     H200,
@@ -51,7 +52,7 @@ def opened(
     paths = [folder / f"{i}.aot" for i in range(len(layers))]
     for path, entries in zip(paths, layers, strict=True):
         driver.kernels |= write_archive(path, records, entries)
-    return Library(open_archives(paths), driver, **options)
+    return Library(open_archives(paths), driver, Options(**options))
 
 
 def launched(library: Library, driver: RecordingDriver, m: int, n: int = 1024, **more: Any) -> str:

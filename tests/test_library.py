@@ -16,6 +16,7 @@ import runtime
 from runtime import ArchiveError, ArgumentError, KernelMiss, Library
 from runtime.container.archive import Archive
 from runtime.gemm.signature import Signature
+from runtime.serve.options import Options
 
 from .recording_driver import (
     FakeTensor,
@@ -103,7 +104,7 @@ def test_entries_can_be_asked_for_without_loading_anything(
     assert driver.count("load") == 0
     assert library.device == "cuda:0"
     assert library.identity == Library(Archive.open(archive_path), driver).identity
-    assert library.identity != Library(Archive.open(archive_path), driver, on_miss="torch").identity
+    assert library.identity != Library(Archive.open(archive_path), driver, Options(on_miss="torch")).identity
     assert not library.closed
     library.close()
     assert library.closed
@@ -116,7 +117,7 @@ def test_entries_that_require_refuses_are_misses(tmp_path: Path, driver: Recordi
     wanted = Signature.from_json(signature(N, K))
     assert Library(Archive.open(tmp_path / "model.aot"), driver).entry(wanted).state == "ranked"
     with pytest.raises(KernelMiss, match="loaded with require='tuned'"):
-        Library(Archive.open(tmp_path / "model.aot"), driver, require="tuned").entry(wanted)
+        Library(Archive.open(tmp_path / "model.aot"), driver, Options(require="tuned")).entry(wanted)
 
 
 # --- dispatch and parameter bytes ---

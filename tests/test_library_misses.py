@@ -10,6 +10,7 @@ import pytest
 import runtime
 from runtime import ArgumentError, DeviceError, KernelMiss, Library, RecordError
 from runtime.container.archive import Archive
+from runtime.serve.options import Options
 
 from .recording_driver import (
     FakeTensor,
@@ -86,7 +87,7 @@ def test_cluster_that_cannot_be_resident_is_a_miss(library: Library, driver: Rec
 def test_fallback_counts_misses_and_logs_each_signature_once(
     archive_path: Path, driver: RecordingDriver, torch: FakeTorch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    library = Library(Archive.open(archive_path), driver, on_miss="torch")
+    library = Library(Archive.open(archive_path), driver, Options(on_miss="torch"))
     for _ in range(3):
         library.gemm(*operands(16, 8, 8)[:2])
     assert torch.matmuls == 3
@@ -95,14 +96,14 @@ def test_fallback_counts_misses_and_logs_each_signature_once(
 
 
 def test_fallback_does_not_take_what_torch_cannot_multiply(archive_path: Path, driver: RecordingDriver) -> None:
-    library = Library(Archive.open(archive_path), driver, on_miss="torch")
+    library = Library(Archive.open(archive_path), driver, Options(on_miss="torch"))
     with pytest.raises(KernelMiss):
         library.gemm(FakeTensor((16, 8), "float8_e4m3fn"), FakeTensor((8, 8), "float8_e4m3fn"))
 
 
 @pytest.fixture
 def falling_back(archive_path: Path, driver: RecordingDriver) -> Library:
-    return Library(Archive.open(archive_path), driver, on_miss="torch")
+    return Library(Archive.open(archive_path), driver, Options(on_miss="torch"))
 
 
 def test_fallback_takes_layouts_that_kernels_do_not(
@@ -163,7 +164,7 @@ def test_first_ranked_entry_is_logged_once(
 def test_ranked_entries_are_a_miss_where_tuned_ones_are_required(
     ranked: tuple[Path, RecordingDriver], caplog: pytest.LogCaptureFixture
 ) -> None:
-    library = Library(Archive.open(ranked[0]), ranked[1], require="tuned")
+    library = Library(Archive.open(ranked[0]), ranked[1], Options(require="tuned"))
     library.gemm(*operands(16)[:2])
     with pytest.raises(KernelMiss, match=r"is ranked: .*run: aot tune .*require='tuned'"):
         library.gemm(*operands(16, 512, 512)[:2])

@@ -11,6 +11,7 @@ import pytest
 from runtime import ArgumentError, KernelMiss, LayoutError, Library
 from runtime.container.archive import Archive
 from runtime.serve.gemm import request
+from runtime.serve.options import Options
 
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, operands_record, signature, write_archive
 
@@ -384,7 +385,7 @@ def test_type_error_of_another_kind_is_not_taken_for_an_unknown_keyword(library:
 
 
 def test_scaled_gemms_do_not_fall_back(driver: RecordingDriver, tmp_path: Path) -> None:
-    library = Library(Archive.open(tmp_path / "model.aot"), driver, on_miss="torch")
+    library = Library(Archive.open(tmp_path / "model.aot"), driver, Options(on_miss="torch"))
     call = everything() | {"epilogue": "geglu"}
     with pytest.raises(KernelMiss, match=r"epilogue is bias.swiglu.residual.scale, wanted bias.geglu.residual.scale"):
         library.gemm(**call)
@@ -397,7 +398,7 @@ def test_fallback_counts_by_the_whole_signature(
     monkeypatch.setattr(
         "runtime.serve.gemm.calls.torch_gemm", lambda torch, epilogue, given, out: seen.append((given, out))
     )
-    library = Library(Archive.open(tmp_path / "model.aot"), driver, on_miss="torch")
+    library = Library(Archive.open(tmp_path / "model.aot"), driver, Options(on_miss="torch"))
     a, b, x = FakeTensor((16, K)), FakeTensor((N, K)), FakeTensor((16, N))
     assert library.gemm(a, b, residual=x, out=x, epilogue="gelu") is x
     assert library.misses == {"bf16_bf16_bf16_f32_gelu+residual_n512_k4160": 1}

@@ -12,6 +12,7 @@ import runtime
 from runtime import ArchiveError, ArgumentError, KernelMiss, Library
 from runtime.container.archive import Archive
 from runtime.container.errors import DigestMismatch
+from runtime.serve.options import Options
 
 from .recording_driver import (
     FakeTensor,
@@ -54,7 +55,7 @@ def path(tmp_path: Path, driver: RecordingDriver) -> Path:
 
 
 def opened(path: Path, driver: RecordingDriver, **options: Any) -> Library:
-    return Library(Archive.open(path), driver, **{"on_damage": "torch"} | options)
+    return Library(Archive.open(path), driver, Options(**{"on_damage": "torch"} | options))
 
 
 def call(library: Library, m: int = 5) -> Any:

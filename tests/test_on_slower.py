@@ -14,6 +14,7 @@ from runtime.container.archive import Archive
 from runtime.container.errors import ArchiveClosed
 from runtime.gemm.fallback import torch_runs
 from runtime.gemm.signature import Signature
+from runtime.serve.options import Options
 
 from .recording_driver import (
     FakeTensor,
@@ -48,7 +49,7 @@ def opened(folder: Path, driver: RecordingDriver, state: str = "tuned", **option
     rows = [entry(of, [(None, f"f{i}")], torch_faster=FASTER, state=state) for i, of in enumerate(EVERY)]
     driver.kernels |= write_archive(folder / "model.aot", records, rows)
     options = {"on_slower": "torch"} | options
-    return Library(Archive.open(folder / "model.aot"), driver, **options)
+    return Library(Archive.open(folder / "model.aot"), driver, Options(**options))
 
 
 @pytest.fixture
@@ -353,7 +354,7 @@ def test_tensors_of_other_frameworks_are_for_the_archive(
     of = signature(N, K, dtype="f16")
     row = entry(of, [(None, "f")], torch_faster=[(1, None)])
     driver.kernels |= write_archive(tmp_path / "half.aot", [operands_record("f", of)], [row])
-    library = Library(Archive.open(tmp_path / "half.aot"), driver, on_slower="torch")
+    library = Library(Archive.open(tmp_path / "half.aot"), driver, Options(on_slower="torch"))
     a, b = FakeTensor((4, K), "float16"), FakeTensor((N, K), "float16")
     library.gemm(a, b, out=Array(4, N))
     assert (len(torch.products), len(driver.launches)) == (0, 1)

@@ -14,6 +14,7 @@ from runtime import ArgumentError, DeviceError, Library, WorkspaceError
 from runtime.container.archive import Archive
 from runtime.device.workspace import Need, Workspaces
 from runtime.limits import MAX_SHARED_WORKSPACE_BYTES
+from runtime.serve.options import Options
 
 from . import universal_archives
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, gemm_record, signature, write_archive
@@ -63,7 +64,7 @@ def write(tmp_path: Path, driver: RecordingDriver) -> Callable[..., Path]:
 def make(write: Callable[..., Path], driver: RecordingDriver) -> Make:
     def call(ranges: Any = DOWN, candidates: Any = None, *, capture_workspaces: str = "shared") -> Library:
         path = write(ranges, candidates)
-        return Library(Archive.open(path), driver, capture_workspaces=capture_workspaces)
+        return Library(Archive.open(path), driver, Options(capture_workspaces=capture_workspaces))
 
     return call
 
@@ -300,9 +301,9 @@ def test_nothing_is_reserved_after_closing(driver: RecordingDriver) -> None:
     assert driver.allocated == {}
 
 
-def test_an_unknown_word_is_refused(make: Make) -> None:
+def test_an_unknown_word_is_refused() -> None:
     with pytest.raises(ArgumentError, match=re.escape("must be one of ('own', 'shared'), found 'pool'")):
-        make(capture_workspaces="pool")
+        Options(capture_workspaces="pool").check()
 
 
 def test_metrics_say_what_captures_share(make: Make) -> None:

@@ -16,6 +16,7 @@ from runtime import ArgumentError, DeviceError, KernelMiss, Library, Stats, nati
 from runtime.container.archive import Archive
 from runtime.serve import counters
 from runtime.serve.counters import MAX_REFUSALS, Counter, Counters
+from runtime.serve.options import Options
 from runtime.serve.stats import prometheus_text
 
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver, entry, gemm_record, signature, write_archive
@@ -39,7 +40,7 @@ def make(tmp_path: Path, torch: FakeTorch) -> Make:
             entry(signature(512, K), [(None, "small")], state="ranked"),
         ]
         driver = RecordingDriver(kernels=write_archive(path, records, entries))
-        return Library(Archive.open(path), driver, **options), driver
+        return Library(Archive.open(path), driver, Options(**options)), driver
 
     return make
 

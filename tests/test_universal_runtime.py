@@ -22,6 +22,7 @@ from runtime.numbers.scaling import SCALINGS
 from runtime.program.operation import OVERLAPS
 from runtime.serve import entries, plan, preload
 from runtime.serve.layers import open_archives
+from runtime.serve.options import Options
 from runtime.torch.layers import choose
 
 from .recording_driver import (
@@ -215,7 +216,7 @@ def tuned_and_universal(folder: Path, driver: RecordingDriver, **options: Any) -
     ]
     driver.kernels |= write(folder / "universal.aot")
     driver.kernels |= write_archive(folder / "tuned.aot", [gemm_record("least"), gemm_record("tuned")], rows)
-    return Library(open_archives([folder / "universal.aot", folder / "tuned.aot"]), driver, **options)
+    return Library(open_archives([folder / "universal.aot", folder / "tuned.aot"]), driver, Options(**options))
 
 
 def test_the_model_chooses_at_twice_the_rows_that_an_entry_was_tuned_to(

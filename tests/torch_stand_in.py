@@ -18,6 +18,7 @@ from runtime import DeviceError, Library
 from runtime.container.archive import Archive
 from runtime.gemm.fallback import apply_activation
 from runtime.numbers.epilogue import Epilogue
+from runtime.serve.options import Options
 
 from .recording_driver import RecordingDriver, entry, operands_record, signature, write_archive
 
@@ -81,7 +82,7 @@ def library(
     *,
     apart: Any = (),
     tuned_to: int | None = None,
-    **more: Any,
+    **options: Any,
 ) -> OnCpu:
     """`apart` is of all entries with a gate."""
     records = [operands_record(f"f{i}", s) for i, s in enumerate(signatures)]
@@ -90,7 +91,7 @@ def library(
         entry(s, [(None, f"f{i}")], state=state, apart=gated[i], tuned_to=tuned_to) for i, s in enumerate(signatures)
     ]
     kernels = write_archive(folder / "model.aot", records, entries)
-    return OnCpu(Archive.open(folder / "model.aot"), RecordingDriver(kernels=kernels), **more)
+    return OnCpu(Archive.open(folder / "model.aot"), RecordingDriver(kernels=kernels), Options(**options))
 
 
 class Graphs(list[Any]):

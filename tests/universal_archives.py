@@ -17,6 +17,7 @@ from runtime.device.gpus import Gpu
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import Universal
 from runtime.serve.layers import open_archives
+from runtime.serve.options import Options
 
 from .recording_driver import FakeTensor, RecordingDriver, cubin, entry, gemm_record, signature, table
 
@@ -91,7 +92,7 @@ def write(path: Path, rows: list[dict[str, Any]] = [], obj: Any = TABLE) -> dict
 
 def library(folder: Path, driver: RecordingDriver, rows: Any = (), obj: Any = TABLE, **options: Any) -> Library:
     driver.kernels |= write(folder / "universal.aot", list(rows), obj)
-    return Library(open_archives([folder / "universal.aot"]), driver, **options)
+    return Library(open_archives([folder / "universal.aot"]), driver, Options(**options))
 
 
 def launched(lib: Library, driver: RecordingDriver, n: int, m: int, **more: Any) -> str:

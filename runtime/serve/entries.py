@@ -157,21 +157,26 @@ class Entries:
         return entry.checked_on if isinstance(entry, PredictedEntry) else ()
 
     def _refuse(self, entry: AnyEntry) -> None:
+        refusal = self._refusal(entry)
+        if refusal is not None:
+            raise refusal
+
+    def _refusal(self, entry: AnyEntry) -> KernelMiss | None:
+        """Why the library's options do not accept an entry, or None."""
         if self._options.require not in (None, entry.state):
             what = f"{self._never_tuned(entry)} (this library was loaded with require={self._options.require!r})"
-            raise KernelMiss(what, "not tuned")
+            return KernelMiss(what, "not tuned")
         if self._options.batch_invariant and entry.invariant is None:
-            raise KernelMiss(
+            return KernelMiss(
                 f"{self._where(entry)} has no function that serves every M with equal bits, which this library was "
                 "loaded to use (batch_invariant=True); build and tune the archive again, or load it without",
                 "not batch-invariant",
             )
+        return None
 
     def allows(self, entry: AnyEntry) -> bool:
         """Whether the library's options accept an entry."""
-        return self._options.require in (None, entry.state) and not (
-            self._options.batch_invariant and entry.invariant is None
-        )
+        return self._refusal(entry) is None
 
     def served(self) -> list[AnyEntry]:
         """For each signature of the table what serves it on this GPU, if the options accept that; not extended."""

@@ -28,7 +28,7 @@ from .function import Function
 from .gemm.plans import Preloaded
 from .generation import Generation
 from .layers import Open, Paths, open_archives, paths_of
-from .options import Options
+from .options import USUAL, Options
 from .packed_calls import PackedCalls
 from .stats import ArchiveInfo, Refusal, Stats, prometheus_text
 
@@ -52,21 +52,15 @@ class Library(PackedCalls):
         self,
         archives: Archive | Sequence[Archive],
         driver: Driver,
-        on_miss: str = "error",
+        options: Options = USUAL,
         *,
-        require: str | None = None,
-        on_slower: str = "never",
-        batch_invariant: bool = False,
-        capture_workspaces: str = "own",
-        on_damage: str = "error",
         open_files: Open = open_archives,
     ) -> None:
-        """`archives` are open; `open_files` opens those of later reloads, the others are as `load` has them."""
-        options = Options(on_miss, require, on_slower, batch_invariant, capture_workspaces, on_damage).check()
+        """`archives` are open, and `options` were checked; `open_files` opens the archives of later reloads."""
         lock = threading.RLock()  # held for moments: while a shape is planned, a kernel loaded, generations swapped
         super().__init__(driver, options, Counters(), lock)
         self._changing = threading.Lock()  # held by what works for longer: preload, reload, drop_old, close
-        self._workspaces = Workspaces(driver, shared=capture_workspaces == "shared")
+        self._workspaces = Workspaces(driver, shared=options.capture_workspaces == "shared")
         self._serve(self._generation([archives] if isinstance(archives, Archive) else archives))
         self._paths: tuple[str | os.PathLike[str], ...] = tuple(archive.path for archive in self._now.layers.archives)
         self._open_files = open_files

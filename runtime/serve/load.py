@@ -73,4 +73,4 @@ def load(
     options = Options(on_miss, require, on_slower, batch_invariant, capture_workspaces, on_damage).check()
     driver = Driver(ordinal_of(device))
     open_files = opener(require_signed)
-    return Library(open_files(paths_of(path)), driver, **options._asdict(), open_files=open_files)
+    return Library(open_files(paths_of(path)), driver, options, open_files=open_files)
