@@ -5,6 +5,7 @@ Knows nothing of the calls that follow.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import itertools
@@ -77,45 +78,61 @@ class Preloader:
         that there are no more."""
         there = [entry for each in self._all() for entry in each.served()]
         entries = self._asked_for(asked, there, as_many_as_fit)
-        forms = [(each, each.universal_functions()) for each in self._all()] if asked.only is None else []
-        tokens: Sequence[int] = asked.tokens
-        in_all = asked.besides(self._plans.preloaded)
-        keys = {entry.signature.key() for entry in (*there, *entries)}
-        keys |= (
-            self._plans.preloaded.only or set() if self._plans.preloaded else set()
-        )  # what was predicted is not all `there`
+        asked = asked._replace(tokens=self._tokens(asked, [*there, *entries], as_many_as_fit))
+        for entry in entries:
+            self._entries(entry).accept(entry)
+        loaded, needed = self._load(entries, asked)
+        with self._promise(asked):
+            self._plan(entries, asked.tokens)
+            with self._driver.current():
+                self._workspaces.reserve(needed)
+        return loaded
+
+    def _tokens(self, asked: Preloaded, entries: Sequence[AnyEntry], as_many_as_fit: bool) -> tuple[int, ...]:
+        """The M values that are asked for: all, or as many as there are plans kept for, with what was preloaded before.
+        `entries` are those that there are.
+
+        Raises:
+            ArgumentError: they are too many, and it is not `as_many_as_fit` that are wanted.
+        """
+        before = self._plans.preloaded
+        in_all = asked.besides(before)
+        keys = {entry.signature.key() for entry in entries}
+        if before is not None and before.only is not None:
+            keys |= before.only  # of which what was predicted is not among `entries`
         signatures = len(keys if in_all.only is None else keys & in_all.only)
         # There is a plan for tensors of torch, and one for others.
         most = MAX_PLANS // max(signatures * (2 if sys.modules.get("torch") else 1), 1)
-        if len(in_all.tokens) > most and not as_many_as_fit:
+        if len(in_all.tokens) <= most:
+            return asked.tokens
+        if not as_many_as_fit:
             raise ArgumentError(
                 f"{len(in_all.tokens)} M values for {signatures} signatures are more plans than the {MAX_PLANS} that "
                 f"are kept; give fewer, {most} in all"
             )
-        if len(in_all.tokens) > most:
-            what = (
-                "%s: of %d M values that were preloaded only the first %d are planned for, as more plans are not kept"
-            )
-            _log.warning(what, self._layers.path, len(in_all.tokens), most)
-            tokens = [m for m in tokens if m in in_all.tokens[:most]]
+        what = "%s: of %d M values that were preloaded only the first %d are planned for, as more plans are not kept"
+        _log.warning(what, self._layers.path, len(in_all.tokens), most)
+        return tuple([m for m in asked.tokens if m in in_all.tokens[:most]])
+
+    def _load(self, entries: Sequence[AnyEntry], asked: Preloaded) -> tuple[tuple[str, ...], set[tuple[Need, ...]]]:
+        """Load what serves `entries` at M values that tell what fits and at those that are asked for, and where all
+        signatures are, every function of a form; their names, and the workspaces of launches."""
         loaded: dict[str, None] = {}
-        needed: set[tuple[Need, ...]] = set()  # workspaces of launches
-        for entry in entries:
-            self._entries(entry).accept(entry)
+        needed: set[tuple[Need, ...]] = set()
         tried = [_tried(entry) for entry in entries]
-        cases = [(entry, m) for entry, ms in zip(entries, tried, strict=True) for m in sorted({*ms, *tokens})]
+        cases = [(entry, m) for entry, ms in zip(entries, tried, strict=True) for m in sorted({*ms, *asked.tokens})]
         # What is predicted was named by the caller, and by no archive.
         named = sum(_is_predicted(entry, m) for entry, ms in zip(entries, tried, strict=True) for m in ms)
         try:
             # All that needs no context comes first: another thread may be creating it, which takes 0.2 s and more.
             for entry, m in cases:
                 next(self._candidates(entry, m), None)
-            any_shape = [f for each, functions in forms for f in functions if each.readable(f)]
-            trials = _Trials(sum(a.file_bytes for a in self._layers.archives), named + len(entries) * len(tokens))
+            of_forms = self._of_forms() if asked.only is None else []
+            trials = _Trials(sum(a.file_bytes for a in self._layers.archives), named + len(entries) * len(asked.tokens))
             with self._driver.current():  # waits, if it must, while nobody waits for the lock
                 for entry, m in cases:
                     loaded |= dict.fromkeys(self._load_for(entry, m, trials, needed))
-                for function in any_shape:
+                for function in of_forms:
                     function.load()
                     loaded[function.name] = None
                     needed.add(function.likely_needs())
@@ -124,28 +141,37 @@ class Preloader:
                 archive.forget_blocks()
             for function in self._layers.made():
                 function.forget()
+        return tuple(loaded), needed
+
+    def _of_forms(self) -> list[Function]:
+        """Every function that a universal table may choose, read out of its archive."""
+        return [f for each in self._all() for f in each.universal_functions() if each.readable(f)]
+
+    @contextlib.contextmanager
+    def _promise(self, asked: Preloaded) -> Iterator[None]:
+        """Load no more for calls of what is asked for, unless what follows fails."""
         with self._lock:
-            before, self._plans.preloaded = (
-                self._plans.preloaded,
-                asked._replace(tokens=tuple(tokens)).besides(self._plans.preloaded),
-            )
+            before = self._plans.preloaded
+            self._plans.preloaded = asked.besides(before)
         try:
-            if tokens:
-                torch = _imported_torch()
-                kinds = [None] if torch is None else [None, torch]
-                planned = [entry for entry in entries if entry.signature.operation == self._plans.of.name]
-                for entry, m, kind in itertools.product(planned, tokens, kinds):
-                    self._prepare(entry, m, kind)
-                others = [entry for entry in entries if entry.signature.operation != self._plans.of.name]
-                for entry, m in itertools.product(others, tokens):
-                    self._prepare_call(entry, m)
-            with self._driver.current():
-                self._workspaces.reserve(needed)
-        except BaseException:  # nothing was promised
+            yield
+        except BaseException:
             with self._lock:
                 self._plans.preloaded = before
             raise
-        return tuple(loaded)
+
+    def _plan(self, entries: Sequence[AnyEntry], tokens: Sequence[int]) -> None:
+        """Plan for `tokens` rows of each of `entries`: GEMMs of torch's tensors, if it is imported, and of others."""
+        if not tokens:
+            return
+        torch = _imported_torch()
+        kinds = [None] if torch is None else [None, torch]
+        for entry, m in itertools.product(entries, tokens):
+            if entry.signature.operation != self._plans.of.name:
+                self._prepare_call(entry, m)
+                continue
+            for kind in kinds:
+                self._prepare(entry, m, kind)
 
     def _entries(self, entry: AnyEntry) -> Entries:
         """Those that `entry` is one of."""
