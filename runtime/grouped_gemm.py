@@ -66,6 +66,7 @@ class Signature(FieldSignature):
     """
 
     operation: ClassVar[str] = "grouped_gemm"
+    added: ClassVar[tuple[str, ...]] = ("rows",)
 
     a: str
     b: str
@@ -126,10 +127,6 @@ class Signature(FieldSignature):
         axes = {axis for operand in self._operands for axis in operand.axes if axis not in ("M", "T")}
         return known | {axis: extent_of(axis, known) for axis in axes}
 
-    def to_json(self) -> dict[str, Any]:
-        """What `GroupedGemm.read` reads. Rows that are contiguous are not mentioned, as before there were others."""
-        return {name: value for name, value in super().to_json().items() if (name, value) != ("rows", "contiguous")}
-
 
 def group_operands(d: str, scaling: str, epilogue: str, masked: bool = False) -> tuple[Operand, ...]:
     """What a grouped GEMM takes after A, B, ends and D, in this order: scale_a, scale_b, bias, and of D in 8 bits
@@ -156,7 +153,6 @@ class GroupedGemm(FieldOperation[Signature]):
     signature = Signature
     pattern = _KEY
     labels: Mapping[str, str] = {"a": "A", "b": "B", "d": "D", "n": "N", "k": "K"}
-    usual: Mapping[str, Any] = {"epilogue": "none", "overlap": "serial", "scaling": "none", "rows": "contiguous"}
     words: Mapping[str, tuple[str, ...]] = {
         "epilogue": EPILOGUES_OF_GROUPS,
         "overlap": OVERLAPS,

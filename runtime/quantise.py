@@ -42,6 +42,7 @@ class Signature(FieldSignature):
     """
 
     operation: ClassVar[str] = "quantise"
+    added: ClassVar[tuple[str, ...]] = ("activation",)
 
     x: str
     y: str
@@ -71,10 +72,6 @@ class Signature(FieldSignature):
         gated = {} if self.activation == "none" else {"2*K": 2 * self.k}
         return {"K": self.k} | gated | blocks | ({"groups": self.groups} if self.groups else {})
 
-    def to_json(self) -> dict[str, Any]:
-        """What `Quantise.read` reads. No activation is not mentioned, as before there was none."""
-        return {name: value for name, value in super().to_json().items() if (name, value) != ("activation", "none")}
-
 
 class Quantise(FieldOperation[Signature]):
     """The operation; see `runtime.program.operation.Operation`."""
@@ -83,17 +80,8 @@ class Quantise(FieldOperation[Signature]):
     signature = Signature
     pattern = _KEY
     labels: Mapping[str, str] = {"k": "K"}
-    usual: Mapping[str, Any] = {"groups": 0, "activation": "none"}
     words: Mapping[str, tuple[str, ...]] = {"scaling": SCALINGS_OF_ROWS, "activation": ACTIVATIONS}
     minor = ("groups",)
-
-    def read(self, obj: Any) -> Signature:
-        """The signature that `Signature.to_json` wrote; `activation` may be absent.
-
-        Raises:
-            RecordError: it is malformed.
-        """
-        return super().read({"activation": "none", **obj} if isinstance(obj, dict) else obj)
 
     def ask(
         self,

@@ -26,7 +26,6 @@ _KEY = re.compile(
     r"(?:_(?P<scaling>block|row_column))?",
     re.ASCII,
 )
-_ADDED = "residual", "scaling"  # fields, "none" where a table does not mention them
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,7 @@ class Signature(FieldSignature):
     """
 
     operation: ClassVar[str] = "rmsnorm"
+    added: ClassVar[tuple[str, ...]] = ("residual", "scaling")
 
     x: str
     weight: str
@@ -73,10 +73,6 @@ class Signature(FieldSignature):
         axes = () if self.scaling == "none" else scale_axes(self.scaling, "N")[1:]
         return {"N": self.n} | {axis: extent_of(axis, {"N": self.n}) for axis in axes}
 
-    def to_json(self) -> dict[str, Any]:
-        """What `RmsNorm.read` reads. What was added to signatures is mentioned where it is not "none"."""
-        return {name: value for name, value in super().to_json().items() if name not in _ADDED or value != "none"}
-
 
 class RmsNorm(FieldOperation[Signature]):
     """The operation; see `runtime.program.operation.Operation`."""
@@ -85,20 +81,19 @@ class RmsNorm(FieldOperation[Signature]):
     signature = Signature
     pattern = _KEY
     labels: Mapping[str, str] = {"n": "N"}
-    usual: Mapping[str, Any] = dict.fromkeys(_ADDED, "none")
     words: Mapping[str, tuple[str, ...]] = {
         "residual": ("none", "bf16", "f16"),
         "scaling": ("none", *SCALINGS_OF_ROWS),
     }
-    beyond_operator = _ADDED
+    beyond_operator = ("residual", "scaling")
 
     def read(self, obj: Any) -> Signature:
-        """The signature that `Signature.to_json` wrote; `residual` and `scaling` may be absent.
+        """The signature that `to_json` wrote.
 
         Raises:
             RecordError: it is malformed.
         """
-        found = super().read({**self.usual, **obj} if isinstance(obj, dict) else obj)
+        found = super().read(obj)
         if (found.y == NARROW) != (found.scaling != "none"):
             raise RecordError(f"signature field 'scaling' is {found.scaling} of a y in {found.y}: e4m3 has scales")
         return found

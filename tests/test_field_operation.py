@@ -17,18 +17,21 @@ from runtime.program.operation import Operand
 
 @dataclass(frozen=True)
 class Sum(FieldSignature):
-    """x (M, N) summed by rows into y (M), of a kind; with `groups` as many rows at once."""
+    """x (M, N) summed by rows into y (M), of a kind, and rounded; with `groups` as many rows at once."""
 
     operation: ClassVar[str] = "row_sum"
+    added: ClassVar[tuple[str, ...]] = ("rounding",)
 
     x: str
     kind: str
     n: int
     groups: int = 0
+    rounding: str = "nearest"
 
     def key(self) -> str:
         """One word."""
-        return f"{self.x}_{self.kind}_n{self.n}" + (f"_g{self.groups}" if self.groups else "")
+        word = f"{self.x}_{self.kind}_n{self.n}" + (f"_g{self.groups}" if self.groups else "")
+        return word if self.rounding == "nearest" else f"{word}_{self.rounding}"
 
     def operands(self) -> tuple[Operand, ...]:
         """x and y."""
@@ -44,10 +47,11 @@ class RowSum(FieldOperation[Sum]):
 
     name = "row_sum"
     signature = Sum
-    pattern = re.compile(r"(?P<x>[^_]+)_(?P<kind>[^_]+)_n(?P<n>\d{1,10})(?:_g(?P<groups>\d{1,10}))?", re.ASCII)
+    pattern = re.compile(
+        r"(?P<x>[^_]+)_(?P<kind>[^_]+)_n(?P<n>\d{1,10})(?:_g(?P<groups>\d{1,10}))?(?:_(?P<rounding>zero))?", re.ASCII
+    )
     labels: Mapping[str, str] = {"n": "N"}
-    usual: Mapping[str, Any] = {"groups": 0}
-    words: Mapping[str, tuple[str, ...]] = {"kind": ("plain", "squares")}
+    words: Mapping[str, tuple[str, ...]] = {"kind": ("plain", "squares"), "rounding": ("nearest", "zero")}
     minor = ("groups",)
 
 
@@ -55,9 +59,19 @@ SUMS = RowSum()
 OF = Sum("bf16", "plain", 64)
 
 
-@pytest.mark.parametrize("s", [OF, replace(OF, groups=3), Sum("f32", "squares", MAX_EXTENT)], ids=Sum.key)
+@pytest.mark.parametrize(
+    "s", [OF, replace(OF, groups=3), replace(OF, rounding="zero"), Sum("f32", "squares", MAX_EXTENT)], ids=Sum.key
+)
 def test_a_signature_is_read_as_it_is_written(s: Sum) -> None:
     assert SUMS.read(s.to_json()) == SUMS.of_key(s.key()) == s
+
+
+def test_what_was_added_is_not_mentioned_where_it_is_usual_and_all_else_is() -> None:
+    assert SUMS.usual == {"groups": 0, "rounding": "nearest"}
+    assert OF.to_json() == {"x": "bf16", "kind": "plain", "n": 64, "groups": 0}
+    assert replace(OF, rounding="zero").to_json()["rounding"] == "zero"
+    with pytest.raises(RecordError, match="needs exactly the fields"):
+        SUMS.read({"x": "bf16", "kind": "plain", "n": 64})
 
 
 @pytest.mark.parametrize(
@@ -69,7 +83,7 @@ def test_a_signature_is_read_as_it_is_written(s: Sum) -> None:
         ({"n": 0}, f"'n' must be 1 to {MAX_EXTENT}, found 0"),
         ({"n": True}, "'n' must be 1"),
         ({"groups": -1}, f"'groups' must be 0 to {MAX_EXTENT}, found -1"),
-        ({"more": 1}, r"row_sum needs exactly the fields \['groups', 'kind', 'n', 'x'\]"),
+        ({"more": 1}, r"row_sum needs exactly the fields \['groups', 'kind', 'n', 'rounding', 'x'\]"),
     ],
 )
 def test_a_malformed_signature_is_refused_by_field(change: dict[str, Any], match: str) -> None:

@@ -30,6 +30,7 @@ class Signature(FieldSignature):
     (M, top_k), f32, unless `weights` is "none"."""
 
     operation: ClassVar[str] = "moe_combine"
+    added: ClassVar[tuple[str, ...]] = ("weights",)
 
     rows: str
     y: str
@@ -55,10 +56,6 @@ class Signature(FieldSignature):
         """The extent of each axis of `operands` that does not depend on M."""
         return {"top_k": self.top_k, "N": self.n}
 
-    def to_json(self) -> dict[str, Any]:
-        """What `MoeCombine.read` reads. Weights in f32 are not mentioned, as before there could be none."""
-        return {name: value for name, value in super().to_json().items() if (name, value) != ("weights", "f32")}
-
 
 class MoeCombine(FieldOperation[Signature]):
     """The operation; see `runtime.program.operation.Operation`."""
@@ -67,16 +64,7 @@ class MoeCombine(FieldOperation[Signature]):
     signature = Signature
     pattern = _KEY
     labels: Mapping[str, str] = {"n": "N"}
-    usual: Mapping[str, Any] = {"weights": "f32"}
     words: Mapping[str, tuple[str, ...]] = {"weights": ("f32", "none")}
-
-    def read(self, obj: Any) -> Signature:
-        """The signature that `Signature.to_json` wrote; `weights` may be absent.
-
-        Raises:
-            RecordError: it is malformed.
-        """
-        return super().read({"weights": "f32", **obj} if isinstance(obj, dict) else obj)
 
     def ask(
         self,

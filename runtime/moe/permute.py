@@ -29,7 +29,6 @@ _KEY = re.compile(
     r"_k(?P<k>\d{1,10})(?:_(?P<scaling>block|row_column))?(?:_weights_(?P<weights>f32))?",
     re.ASCII,
 )
-_ADDED = "scaling", "weights"  # fields, "none" where a table does not mention them
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,7 @@ class Signature(FieldSignature):
     """
 
     operation: ClassVar[str] = "moe_permute"
+    added: ClassVar[tuple[str, ...]] = ("scaling", "weights")
 
     x: str
     experts: int
@@ -91,10 +91,6 @@ class Signature(FieldSignature):
         found |= {axis: extent_of(axis, found) for of_scale in self._scales() for axis in of_scale.axes[1:]}
         return found | ({"global_experts": self.global_experts} if self.global_experts else {})
 
-    def to_json(self) -> dict[str, Any]:
-        """What `MoePermute.read` reads. Rows that are copies are not mentioned, as before there were others."""
-        return {name: value for name, value in super().to_json().items() if name not in _ADDED or value != "none"}
-
 
 class MoePermute(FieldOperation[Signature]):
     """The operation; see `runtime.program.operation.Operation`."""
@@ -103,17 +99,8 @@ class MoePermute(FieldOperation[Signature]):
     signature = Signature
     pattern = _KEY
     labels: Mapping[str, str] = {"global_experts": "global experts", "k": "K"}
-    usual: Mapping[str, Any] = {"global_experts": 0, **dict.fromkeys(_ADDED, "none")}
     words: Mapping[str, tuple[str, ...]] = {"scaling": ("none", *SCALINGS_OF_ROWS), "weights": ("none", "f32")}
     minor = ("global_experts",)
-
-    def read(self, obj: Any) -> Signature:
-        """The signature that `Signature.to_json` wrote; `scaling` and `weights` may be absent.
-
-        Raises:
-            RecordError: it is malformed.
-        """
-        return super().read({**dict.fromkeys(_ADDED, "none"), **obj} if isinstance(obj, dict) else obj)
 
     def ask(
         self,

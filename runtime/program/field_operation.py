@@ -3,12 +3,11 @@ alone, so that a further operation says only what its operands are and what a ca
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ..container.fields import is_int
@@ -25,10 +24,11 @@ class FieldSignature(ABC):
     """What such signatures have alike; see `runtime.program.operation.Signature`.
 
     A field of type `str` is an element type by short name, or one of the `words` of its `FieldOperation`; one of type
-    `int` is an extent.
+    `int` is an extent. One with a default may be left out by manifests and keys, and by tables too if it is `added`.
     """
 
     operation: ClassVar[str]  # the name of the operation that it is of
+    added: ClassVar[tuple[str, ...]] = ()  # fields that tables do not mention where they are as before there were such
 
     @abstractmethod
     def key(self) -> str:
@@ -47,8 +47,14 @@ class FieldSignature(ABC):
         return ()
 
     def to_json(self) -> dict[str, Any]:
-        """What `FieldOperation.read` reads."""
-        return asdict(self)
+        """What `FieldOperation.read` reads: all fields, but those that were `added` only where they are not usual."""
+        usual = defaults(type(self))
+        return {name: value for name, value in asdict(self).items() if name not in self.added or value != usual[name]}
+
+
+def defaults(signature: type[FieldSignature]) -> dict[str, Any]:
+    """The fields that have a default, each with that."""
+    return {field.name: field.default for field in fields(signature) if field.default is not MISSING}
 
 
 S = TypeVar("S", bound=FieldSignature)
@@ -58,7 +64,7 @@ class FieldOperation(Operation, Generic[S]):
     """An operation of such signatures; see `runtime.program.operation.Operation`."""
 
     signature: type[S]
-    pattern: re.Pattern[str]  # of keys, a group for each field; those that are `usual` may be absent
+    pattern: re.Pattern[str]  # of keys, a group for each field; those with a default may be absent
     labels: Mapping[str, str] = {}  # what people call fields, where not as code does
     words: Mapping[str, tuple[str, ...]] = {}  # of fields that are no element types
     minor: tuple[str, ...] = ()  # fields that tell signatures apart less than types and words do, and more than extents
@@ -67,17 +73,19 @@ class FieldOperation(Operation, Generic[S]):
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
-        kinds = {field.name: field.type for field in dataclasses.fields(cls.signature)}
-        cls.fields = tuple(kinds)
+        kinds = {field.name: field.type for field in fields(cls.signature)}
+        cls.fields, cls.usual = tuple(kinds), defaults(cls.signature)
         cls._integers = tuple(name for name, kind in kinds.items() if kind in ("int", int))
         cls._types = tuple(name for name in kinds if name not in (*cls._integers, *cls.words))
 
     def read(self, obj: Any) -> S:
-        """The signature that `to_json` wrote. An extent that is usually 0 may be.
+        """The signature that `to_json` wrote; what was `added` may be absent. An extent that is usually 0 may be.
 
         Raises:
             RecordError: it is malformed.
         """
+        if isinstance(obj, dict):
+            obj = {name: self.usual[name] for name in self.signature.added} | obj
         if not isinstance(obj, dict) or set(obj) != set(self.fields):
             names = sorted(self.fields)
             raise RecordError(f"a signature of {self.name} needs exactly the fields {names}, found {obj!r:.200}")
