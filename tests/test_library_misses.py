@@ -262,6 +262,17 @@ def test_function_beside_one_that_fits_its_entry_is_held_against_it_too(
     assert library._driver.count("load") == 0  # type: ignore[attr-defined]
 
 
+def test_plans_that_native_code_forgot_are_put_back_as_they_are_called(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.serve.native_plans.MAX_PLANS", 4)
+    b, plans = FakeTensor((N, K)), library._now.plans
+    for m in (1, 2, 3, 4, 5, 1, 2):
+        library.gemm(FakeTensor((m, K)), b, out=FakeTensor((m, N)))
+    if plans.native.held():
+        assert plans.native.held() == len(plans.by_call) == 3
+
+
 def test_plans_are_bounded(library: Library, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.serve.plan.MAX_PLANS", 8)
     b = FakeTensor((N, K))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from runtime.serve import native_plans, planned_call
 
 from .grouped_gemm.test_operation import PLAIN, driver, library, tensors
 from .recording_driver import FakeTensor, FakeTorch, RecordingDriver
+from .rmsnorm.archives import write_added
 
 __all__ = ["driver", "library"]  # fixtures
 
@@ -199,3 +201,27 @@ def test_a_reload_forgets_plans(library: Library, driver: RecordingDriver, tmp_p
     library.call("grouped_gemm", a, b, ends, out=out)
     assert len(asked) == 2
     assert library.entry(dataclasses.replace(PLAIN)) is not None
+
+
+def test_a_call_whose_archive_is_replaced_and_unloaded_meanwhile_is_launched_by_what_replaced_it(
+    library: Library, driver: RecordingDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_added(tmp_path / "norms.aot")
+    ask, reloads = GroupedGemm.ask, iter([[tmp_path / "experts.aot", tmp_path / "norms.aot"]])
+
+    def work(paths: list[Path]) -> None:
+        library.reload(paths)
+        library.drop_old()
+
+    def while_another_thread_reloads(*given: Any, **words: Any) -> Any:
+        for paths in reloads:
+            worker = threading.Thread(target=work, args=(paths,))
+            worker.start()
+            worker.join()
+        return ask(*given, **words)
+
+    monkeypatch.setattr(GroupedGemm, "ask", while_another_thread_reloads)
+    out = FakeTensor((9, 256))
+    assert library.call("grouped_gemm", *tensors(), out=out) is out
+    assert len(library.stats().archives) == 2
+    assert len(driver.launches) == 1

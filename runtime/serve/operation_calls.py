@@ -5,15 +5,18 @@ GEMM has a path of its own (`runtime.serve.gemm`). Knows nothing of files and re
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from ..container.errors import ArchiveClosed
 from ..errors import ArgumentError, KernelMiss
 from ..program.outputs import on_stream
 from ..program.record import TensorView
 from ..program.tensor import is_torch
+from .generation import Generation
 from .operands import device_view, resolve_stream
-from .planned_call import PlannedCall, Seen, call_of
+from .planned_call import Call, PlannedCall, Seen, call_of
 from .serving import Serving
 
 
@@ -42,7 +45,26 @@ class OperationCalls(Serving):
             planned = now.calls.planned.get(key)
             if planned is not None and (found := planned.launch(call, stream, words.get("out"))) is not None:
                 return found
-        self._refuse_if_closed()
+        while True:
+            self._refuse_if_closed()
+            now = self._now
+            try:
+                return self._first_call(now, call, stream, operation, tensors, words)
+            except ArchiveClosed:  # a reload replaced it meanwhile, and `drop_old` unloaded it
+                if self._now is now:
+                    raise
+
+    def _first_call(
+        self,
+        now: Generation,
+        call: Call,
+        stream: Any,
+        operation: str,
+        tensors: Sequence[Any],
+        words: Mapping[str, Any],
+    ) -> Any:
+        """A `call` of these that has no plan in a generation, or none that fits; it is given one where it has a key."""
+        key = call.key()
         entries, driver = now.entries_of(operation), self._driver
         seen: dict[int, Seen] = {}
         handle = resolve_stream(stream, [x for x in (*tensors, *words.values()) if hasattr(x, "data_ptr")], driver)

@@ -72,8 +72,8 @@ class GemmCalls(Serving):
         of a row-major (K, N). Tensors are torch's or any with DLPack or `__cuda_array_interface__`. `out` is written
         and returned; without it a torch `a` gives a new torch tensor of `dtype`, by default a's element type (bf16 for
         8-bit floats). `stream` is a handle or a stream object; None is torch's current stream, or the legacy default
-        stream where no torch tensor is involved. No gradient is recorded. That a view at an offset lost its storage is
-        noticed in the first call of a shape only: keep what you pass. By keyword also:
+        stream where no torch tensor is involved. No gradient is recorded. That a view at an offset lost its storage, or
+        has torch's negative bit, is noticed in the first call of a shape only: keep what you pass. By keyword also:
 
         - scale_a, scale_b: factors of the products, in f32: one element each; or (...) or (..., 1) and (N), (1, N) or
           (N, 1); or (..., ceil(K/128)) and (ceil(N/128), ceil(K/128)), for blocks of 1 x 128 and 128 x 128; or, of any
@@ -392,8 +392,11 @@ class GemmCalls(Serving):
             return
         tag = 0 if call.plain else self._tags.setdefault((call.epilogue, call.overlap, call.dtype), len(self._tags) + 1)
         tensors = (call.a, call.b, None if allocated else call.out, *(() if call.plain else call.operands))
-        kept = Kept(found.plan, found.checks, found.function.counter)
-        launch = self._now.plans.native.put(tag, tensors, kept, found.shape if allocated else None, found.dtype)
+        kept, plans = Kept(found.plan, found.checks, found.function.counter), self._now.plans
+        if plans.native.is_full():  # which then forgets all, and nothing that Python still knew would be put back
+            plans.native.clear()
+            plans.by_call.clear()
+        launch = plans.native.put(tag, tensors, kept, found.shape if allocated else None, found.dtype)
         if launch is not None:
             self._now_native = launch
 
