@@ -15,10 +15,10 @@ from runtime.gemm.signature import Signature  # noqa: E402
 from runtime.plugin import gated  # noqa: E402
 from runtime.plugin.activations import swiglu  # noqa: E402
 from runtime.plugin.linears import is_tuned, unquantised  # noqa: E402
-from runtime.plugin.packed_tokens import SWIGLU, fuse, norm_of, swiglu_of  # noqa: E402
 from runtime.plugin.scaled import QUANTISING  # noqa: E402
 from runtime.torch.norms import ADD_RMSNORM  # noqa: E402
 from runtime.torch.operator import register  # noqa: E402
+from runtime.vllm.packed_tokens import SWIGLU, fuse, norm_of, swiglu_of  # noqa: E402
 
 from .gpu_library import library_of_module as library_of_module  # noqa: E402
 

@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from runtime.plugin import packed_tokens
 from runtime.plugin.linears import Besides
-from runtime.plugin.packed_tokens import GATED_PACKED, PACKED_NORM, PACKED_SWIGLU, SWIGLU, fuse
 from runtime.plugin.scaled import QUANTISING, Unquantised
 from runtime.torch.norms import ADD_RMSNORM
+from runtime.vllm import packed_tokens
+from runtime.vllm.packed_tokens import GATED_PACKED, PACKED_NORM, PACKED_SWIGLU, SWIGLU, fuse
 
 LIBRARY, EPS = 7, 1e-6
 WAY = Unquantised("block", 16, "weights", True, 64)

@@ -1,5 +1,5 @@
-"""The norms between a decoder's layers, as operations: what servers' plugins take from an archive that has them, since
-GEMMs that overlap begin while they run (`runtime/plugin/norms.py`)."""
+"""The norms between a decoder's layers, as operations: what the plugin for vLLM takes from an archive that has
+them, since GEMMs that overlap begin while they run (`runtime/vllm/norms.py`)."""
 
 from __future__ import annotations
 

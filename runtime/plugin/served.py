@@ -53,9 +53,6 @@ class Served:
         # Of quantised layers those that the server computes, by kind and reason.
         self._quantised_left: Counter[tuple[str, str]] = Counter()
         self._fused: list[Any] = []  # the MLPs whose activations are not as the server made them
-        self._norms: list[Any] = []  # the norms that are the archive's
-        self._read: set[Any] = set()  # what fp8 layers read that nobody has quantised
-        self._packs = False  # whether graphs are compiled with the pass of `packed_tokens`
         self._decisions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by layer, or fp8 GEMM
 
     def _forget(self) -> None:
@@ -64,9 +61,6 @@ class Served:
         self._ready.clear()
         self._quantised_left.clear()
         self._fused.clear()
-        self._norms.clear()
-        self._read.clear()
-        self._packs = False
         self._decisions.clear()
 
     def _open(self, settings: Settings, workspaces: str) -> Library:
@@ -104,15 +98,14 @@ class Served:
             self._ready.add(found.key())
         return reason
 
-    def unquantised(self, signature: Signature) -> Any:
+    def unquantised(self, signature: Signature, gates: bool = False) -> Any:
         """`linears.unquantised` of a product of quantised tokens that the archive computes; loads its kernels. Where
         that fails the server is to quantise."""
         assert self.lib is not None
         from .linears import unquantised
-        from .packed_tokens import Rows
 
         try:
-            way, besides = unquantised(self.lib, signature, gates=self._packs)
+            way, besides = unquantised(self.lib, signature, gates)
             for key, least, most in besides:
                 if key not in self._ready:
                     self._preload({key}, tokens=(least, most))
@@ -120,8 +113,6 @@ class Served:
         except AotError as error:
             self._log.warning("%s has %s quantise tokens: %s", own_name(self.lib), self._server, words(error))
             return None, ()
-        if way is not None:
-            self._read.add(Rows(signature.d, signature.k, way.scaling, way.few))
         return way, besides
 
     def decide(self, method: Any, layer: Any) -> None:
@@ -213,42 +204,6 @@ class Served:
                 self._fused.append(mlp)
                 mlp.leave_to_gemm()
 
-    def _take_activations(self, model: Any, silu_and_mul: type) -> None:
-        """Let activations that no GEMM computes be what a pass over compiled graphs can let quantise, for fp8 layers
-        after them, where the archive was tuned for that."""
-        from . import gated
-        from .activations import mlps
-        from .linears import ACTIVATION, Decision, is_tuned
-        from .packed_tokens import Activation, swiglu_of
-
-        assert self.lib is not None
-        for mlp in mlps(model, silu_and_mul):
-            k = getattr(mlp.module.down_proj, "input_size_per_partition", 0)
-            wanted = {swiglu_of(*of[:3]) for of in self._read if of.k == k}
-            wanted = {s for s in wanted if is_tuned(self.lib, s)}
-            if len(wanted) != 1:  # none, or the model's down are of several kinds
-                continue
-            (signature,) = wanted
-            mlp.module.act_fn = Activation(self._number(), mlp.activation, signature.x)
-            gated.use(self._number(), mlp.kernel)
-            self._decisions[mlp.module.act_fn] = Decision(ACTIVATION, signature.key())
-            self._fused.append(mlp)
-
-    def _take_norms(self, model: Any, rms_norm: type) -> None:
-        """Let norms of a model, of the server's class `rms_norm`, be the archive's where it has kernels for them, which
-        begin early and let others do so; and the server's else, and where they quantise, too."""
-        from . import norms
-
-        assert self.lib is not None
-        of_archive = norms.quantises_apart(self._decisions.values(), self._quantised_left)
-        for module in norms.norms(model, rms_norm):
-            norms.restore(module)
-            decision = norms.decide(self.lib, module, self._read if self._packs else ())
-            if of_archive and decision.plain:
-                norms.take(module, decision, self._number())
-                self._decisions[module] = decision
-                self._norms.append(module)
-
     def _preload(self, keys: set[str], rows: int = 1, tokens: tuple[int, int | None] = (1, None)) -> int:
         """Load the kernels of these signatures, which see so many rows for each token, and plan for as many numbers of
         tokens as plans are kept, of those from the first to the last of `tokens`; where `rows` is 0 plan nothing."""
@@ -294,11 +249,6 @@ class Served:
         self.lib = None
         for mlp in self._fused:
             mlp.restore()
-        if self._norms:
-            from .norms import restore
-
-            for module in self._norms:
-                restore(module)
         for layer, decision in list(self._decisions.items()):
             if not decision.binding:  # or its kernels are loaded
                 self._leave(layer)

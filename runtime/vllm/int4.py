@@ -16,8 +16,8 @@ from ..errors import ArgumentError
 from ..gemm.signature import Signature
 from ..numbers.epilogue import Epilogue
 from ..numbers.scaling import SCALINGS
-from ..plugin.packed_linears import PACKED
 from ..torch.weights import prepare_weight
+from .packed_gemm import PACKED
 
 _LAYOUT = "gptq_v2"  # of `prepare_weight`, which weights, scales and zero points have once K comes first
 _BITS = 4

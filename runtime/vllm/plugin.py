@@ -52,6 +52,9 @@ class Plugin(Served):
         self._experts_left = ""  # why vLLM computes all experts, empty where each layer is asked for
         self._launching: list[Any] = []  # vLLM's experts whose launches are the archive's
         self._takes_norms = False
+        self._norms: list[Any] = []  # the norms that are the archive's
+        self._read: set[Any] = set()  # what fp8 layers read that nobody has quantised
+        self._packs = False  # whether graphs are compiled with the pass of `packed_tokens`
 
     # --- a worker begins ---
 
@@ -227,12 +230,15 @@ class Plugin(Served):
         `scaled.Unquantised` if tokens need not be quantised before."""
         from ..plugin.linears import FP8, Decision
         from .fp8 import wanted
+        from .packed_tokens import Rows
 
         assert self.lib is not None  # it was asked before
         signature = wanted(config)
         way, besides = None, ()
         if config.out_dtype in (None, config.input_dtype) and not config.activation_quant_key.scale.static:
-            way, besides = self.unquantised(signature)
+            way, besides = self.unquantised(signature, gates=self._packs)
+        if way is not None:
+            self._read.add(Rows(signature.d, signature.k, way.scaling, way.few))
         self._decisions[gemm] = Decision(FP8, signature.key(), binding=True, besides=besides)
         return self._number(), way
 
@@ -315,11 +321,16 @@ class Plugin(Served):
     def _give_up(self, error: Exception) -> None:
         for made in self._launching:
             made.launches = None
+        if self._norms:
+            from .norms import restore
+
+            for module in self._norms:
+                restore(module)
         super()._give_up(error)
 
     def _forget(self) -> None:
         super()._forget()
-        self._launching = []
+        self._launching, self._norms, self._read, self._packs = [], [], set(), False
 
     def loaded(self, worker: Any) -> None:
         """Let GEMMs compute the activations that they can, load and plan the kernels of the layers that were taken, and
@@ -334,14 +345,39 @@ class Plugin(Served):
             self._fuse(worker.get_model(), silu_and_mul)
             if self._packs:
                 self._take_activations(worker.get_model(), silu_and_mul)
-            self._take_norms_of(worker.get_model())
+            self._take_norms(worker.get_model())
             self._note_other_experts(worker.get_model())
             self.report()
         except Exception as error:
             self._give_up(error)
 
-    def _take_norms_of(self, model: Any) -> None:
-        """Let norms be the archive's where it has them; all are vLLM's where its class is not as it is known."""
+    def _take_activations(self, model: Any, silu_and_mul: type) -> None:
+        """Let activations that no GEMM computes be what a pass over compiled graphs can let quantise, for fp8 layers
+        after them, where the archive was tuned for that."""
+        from ..plugin import gated
+        from ..plugin.activations import mlps
+        from ..plugin.linears import ACTIVATION, Decision, is_tuned
+        from .packed_tokens import Activation, swiglu_of
+
+        assert self.lib is not None
+        for mlp in mlps(model, silu_and_mul):
+            k = getattr(mlp.module.down_proj, "input_size_per_partition", 0)
+            wanted = {swiglu_of(*of[:3]) for of in self._read if of.k == k}
+            wanted = {s for s in wanted if is_tuned(self.lib, s)}
+            if len(wanted) != 1:  # none, or the model's down are of several kinds
+                continue
+            (signature,) = wanted
+            mlp.module.act_fn = Activation(self._number(), mlp.activation, signature.x)
+            gated.use(self._number(), mlp.kernel)
+            self._decisions[mlp.module.act_fn] = Decision(ACTIVATION, signature.key())
+            self._fused.append(mlp)
+
+    def _take_norms(self, model: Any) -> None:
+        """Let norms be the archive's where it has kernels for them, which begin early and let others do so; and vLLM's
+        else, and where they quantise, too. All are vLLM's where its class is not as it is known."""
+        from . import norms
+
+        assert self.lib is not None
         if not self._takes_norms:
             return
         try:
@@ -349,7 +385,14 @@ class Plugin(Served):
         except ArgumentError as error:
             _log.info("norms are vLLM's: %s", words(error))
             return
-        self._take_norms(model, rms_norm)
+        of_archive = norms.quantises_apart(self._decisions.values(), self._quantised_left)
+        for module in norms.norms(model, rms_norm):
+            norms.restore(module)
+            decision = norms.decide(self.lib, module, self._read if self._packs else ())
+            if of_archive and decision.plain:
+                norms.take(module, decision, self._number())
+                self._decisions[module] = decision
+                self._norms.append(module)
 
     # --- its graphs are compiled ---
 
@@ -377,7 +420,7 @@ def _workspaces(parallel_config: Any) -> str:
 def _put_pass(config: Any) -> bool:
     """Let norms and activations quantise what fp8 GEMMs read in the graphs that vLLM compiles with this config, unless
     it compiles none, or its place for a pass of the user's is taken or not as it is known; whether they do."""
-    from ..plugin.packed_tokens import fuse
+    from .packed_tokens import fuse
 
     try:
         mode = importlib.import_module("vllm.config.compilation").CompilationMode.VLLM_COMPILE

@@ -87,7 +87,7 @@ class Recording(AnyRecording):
 
 def _norms(model: Any) -> list[tuple[Any, str]]:
     """The norms of a model, with the keys of signatures; none where vLLM's class is not as it is known."""
-    from ..plugin import norms
+    from . import norms
 
     try:
         ((rms_norm, _),) = hooks.look_up([hooks.NORM])

@@ -19,9 +19,9 @@ from runtime.container.archive import Archive
 from runtime.errors import DeviceError
 from runtime.plugin import gated
 from runtime.plugin import scaled as operator
-from runtime.plugin.packed_tokens import Rows
 from runtime.plugin.served import Served
 from runtime.quantise import Signature
+from runtime.vllm.packed_tokens import Rows
 
 from .. import vllm_stand_in
 from ..moe.test_operation import tensors_of
@@ -171,9 +171,9 @@ def test_layers_of_another_type_and_the_same_k_do_not_matter(
 ) -> None:
     unquantised = Served.unquantised
 
-    def with_another(self: Any, signature: Any) -> Any:
+    def with_another(self: Any, signature: Any, gates: bool) -> Any:
         self._read.add(Rows("f16", K, "block", MOST))
-        return unquantised(self, signature)
+        return unquantised(self, signature, gates)
 
     monkeypatch.setattr(Served, "unquantised", with_another)
     mlp, _ = loaded(serve(), "block")

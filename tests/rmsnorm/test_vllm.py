@@ -15,8 +15,8 @@ from torch import nn
 from runtime.container.archive import Archive
 from runtime.errors import DeviceError
 from runtime.plugin.linears import FP8, INT4, Besides, Decision
-from runtime.plugin.norms import quantises_apart
 from runtime.plugin.served import RequiredError
+from runtime.vllm.norms import quantises_apart
 
 from .. import vllm_stand_in
 from ..recording_driver import RecordingDriver, kernels_of

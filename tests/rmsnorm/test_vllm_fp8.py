@@ -16,8 +16,8 @@ import runtime
 from aot.tune.quantise.measures import quantised
 from runtime.container.archive import Archive
 from runtime.plugin import scaled as operator
-from runtime.plugin.packed_tokens import fuse
 from runtime.rmsnorm import Signature
+from runtime.vllm.packed_tokens import fuse
 
 from .. import vllm_stand_in
 from ..moe.test_operation import tensors_of

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError, KernelMiss
+from ..plugin.scaled import say_once
 from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, bare, library_of, tell_inductor
 from ..torch.weights import PreparedWeight, widened
-from .scaled import say_once
 
 OPERATORS.define("packed_gemm(int library, Tensor a, Tensor b, Tensor scale_b, Tensor? bias=None) -> Tensor", tags=TAGS)
 

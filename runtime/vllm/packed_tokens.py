@@ -1,9 +1,9 @@
 """Norms and activations that quantise what they make for the fp8 GEMMs that read it, in place of a kernel between:
-operators of torch's, and the pass over a server's compiled graph that puts them there.
+operators of torch's, and the pass over vLLM's compiled graphs that puts them there.
 
 For more than `few` tokens, which GEMMs quantise themselves, rows are packed: the memory of M * K elements of 16 bits
 holds M * K of e4m3 and behind them their scales. So nobody but `cute_aot::quantising_gemm`, told so, may read them,
-which the pass makes sure of. The GEMM of gates may compute the activation too. Knows no server.
+which the pass makes sure of. The GEMM of gates may compute the activation too. Knows no module of vLLM's.
 """
 
 from __future__ import annotations
@@ -19,18 +19,10 @@ from ..errors import ArgumentError, KernelMiss
 from ..gemm.signature import Signature
 from ..numbers.dtypes import TORCH_NAMES
 from ..numbers.quantised import NARROW
-from ..program.operation import OVERLAPS
-from ..program.tensor import dtype_name
-from ..quantise import Signature as Quantise
-from ..rmsnorm import Signature as Norm
-from ..serve.library import Library
-from ..torch.direct import norm_and_sum
-from ..torch.norms import ADD_RMSNORM
-from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, bare, library_of, tell_inductor
-from .activations import EPILOGUE
-from .gated import activation_of
-from .linears import is_tuned, of_few, with_gates
-from .scaled import (
+from ..plugin.activations import EPILOGUE
+from ..plugin.gated import activation_of
+from ..plugin.linears import is_tuned, of_few, with_gates
+from ..plugin.scaled import (
     QUANTISING,
     Unquantised,
     by_server,
@@ -44,6 +36,14 @@ from .scaled import (
     tried,
     unpacked,
 )
+from ..program.operation import OVERLAPS
+from ..program.tensor import dtype_name
+from ..quantise import Signature as Quantise
+from ..rmsnorm import Signature as Norm
+from ..serve.library import Library
+from ..torch.direct import norm_and_sum
+from ..torch.norms import ADD_RMSNORM
+from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, bare, library_of, tell_inductor
 
 _BY_SERVER = "was left to one that does not, and to the server"
 

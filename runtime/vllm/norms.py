@@ -1,7 +1,7 @@
-"""RMSNorm in a server's model, by kernels of an archive that let the GEMM behind them begin early: which modules have
+"""RMSNorm in vLLM's models, by kernels of an archive that let the GEMM behind them begin early: which modules have
 one, and how a module is left to it.
 
-A GEMM that overlaps can load weights while the kernel before it runs only if that kernel lets it begin, as the server's
+A GEMM that overlaps can load weights while the kernel before it runs only if that kernel lets it begin, as vLLM's
 norms do not. Knows modules by the attributes that vLLM gives them, and nothing of archives' files.
 """
 
@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..errors import AotError
+from ..plugin.linears import FP8, NORM, Besides, Decision, is_tuned, vector_problem
 from ..program.tensor import dtype_name
 from ..rmsnorm import RMSNORM, Signature
 from ..serve.library import Library
 from ..torch.norms import ADD_RMSNORM
 from ..torch.operations import operators_of
-from .linears import FP8, NORM, Besides, Decision, is_tuned, vector_problem
 from .packed_tokens import Rows, norm_of
 
 _NUMBER, _PLAIN, _OWN = "_cute_aot_number", "_cute_aot_plain_norm", "_cute_aot_forward"
@@ -26,7 +26,7 @@ _READ = "weight", "has_weight", "variance_size_override", "variance_epsilon", _F
 
 
 def norms(model: Any, rms_norm: Any) -> Iterator[Any]:
-    """The modules of a model that are the server's RMSNorm of whole rows, x * weight and no other."""
+    """The modules of a model that are vLLM's RMSNorm of whole rows, x * weight and no other."""
     every: Iterable[Any] = model.modules()
     for module in every:
         known = type(module) is rms_norm and all(hasattr(module, name) for name in _READ)
@@ -82,7 +82,7 @@ def take(module: Any, decision: Decision, number: int) -> None:
 
 
 def restore(module: Any) -> None:
-    """Let the server compute a norm."""
+    """Let vLLM compute a norm."""
     if _OWN in vars(module):
         setattr(module, _FORWARD, getattr(module, _OWN))
         for name in (_NUMBER, _PLAIN, _OWN):
