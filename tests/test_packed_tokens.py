@@ -11,7 +11,8 @@ pytest.importorskip("torch")
 import torch
 
 from runtime.plugin.linears import Besides
-from runtime.plugin.scaled import QUANTISING, Unquantised
+from runtime.plugin.quantising import Unquantised
+from runtime.plugin.scaled import QUANTISING
 from runtime.torch.norms import ADD_RMSNORM
 from runtime.vllm import packed_tokens
 from runtime.vllm.packed_tokens import GATED_PACKED, PACKED_NORM, PACKED_SWIGLU, SWIGLU, fuse

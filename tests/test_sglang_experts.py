@@ -13,7 +13,7 @@ import torch
 
 from runtime.moe.combine import Signature as Combine
 from runtime.moe.permute import Signature as Permute
-from runtime.sglang import experts as sglang_experts
+from runtime.plugin.log import warn_once
 from runtime.torch import experts as torch_experts
 
 from . import sglang_stand_in
@@ -32,7 +32,7 @@ def serve(start: Start, tmp_path: Path) -> Any:
 
     def make(signatures: list[Any] = SIGNATURES, state: str = "tuned") -> Server:
         server = start()
-        sglang_experts._say_once.cache_clear()
+        warn_once.cache_clear()
         torch_experts._has.cache_clear()
         server.lib = _library(tmp_path, signatures, state)
         return server

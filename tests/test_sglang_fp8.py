@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import runtime
-from runtime.plugin import scaled as operator
+from runtime.plugin.log import warn_once
 from runtime.sglang import hooks
 
 from . import sglang_stand_in
@@ -232,7 +232,7 @@ def test_a_call_that_no_kernel_takes_is_computed_by_torch(
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
-    operator._say_once.cache_clear()
+    warn_once.cache_clear()
     server = begin()
     (layer,) = server.serve(linear(server, **LAYERS_OF[kind])).model
     monkeypatch.setattr(OnCpu, "gemm", fail)

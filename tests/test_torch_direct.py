@@ -22,6 +22,7 @@ import runtime.torch as aot
 from runtime import ArgumentError, KernelMiss
 from runtime.container.errors import ArchiveClosed
 from runtime.plugin import scaled
+from runtime.plugin.scaled_products import widened
 from runtime.torch import direct, lowering, operator
 
 from .command_line import ROOT
@@ -226,7 +227,7 @@ def test_scaled_products_are_called_so_and_torch_computes_those_that_miss(
         outs.append(out)
         if misses:
             raise KernelMiss("no kernel at this M", "no kernel runs")
-        value = scaled._widened(a, scale_a) @ scaled._widened(b, scale_b).T
+        value = widened(a, scale_a) @ widened(b, scale_b).T
         return value.to(dtype) if out is None else out.copy_(value)
 
     monkeypatch.setattr(OnCpu, "gemm", gemm)

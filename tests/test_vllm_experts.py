@@ -20,9 +20,9 @@ from runtime.container.archive import Archive
 from runtime.grouped_gemm import Signature as Grouped
 from runtime.moe.combine import Signature as Combine
 from runtime.moe.permute import Signature as Permute
+from runtime.plugin.log import warn_once
 from runtime.quantise import Signature as Quantise
 from runtime.torch import experts as torch_experts
-from runtime.vllm import experts as vllm_experts
 
 from . import vllm_stand_in
 from .moe.on_cpu import ExpertsOnCpu, experts
@@ -105,7 +105,7 @@ def serve(start: Start, tmp_path: Path) -> Any:
 
     def make(signatures: list[Any] = SIGNATURES, state: str = "tuned") -> Server:
         server = start()
-        vllm_experts._say_once.cache_clear()
+        warn_once.cache_clear()
         torch_experts._has.cache_clear()
         server.lib = _library(tmp_path, signatures, state)
         return server

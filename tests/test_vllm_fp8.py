@@ -10,7 +10,8 @@ pytest.importorskip("torch")
 import torch
 
 import runtime
-from runtime.plugin import scaled as operator
+from runtime.plugin.log import warn_once
+from runtime.plugin.scaled_products import widened
 from runtime.vllm import hooks
 
 from . import vllm_stand_in
@@ -168,7 +169,7 @@ def test_a_call_that_no_kernel_takes_is_computed_by_torch(
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
-    operator._say_once.cache_clear()
+    warn_once.cache_clear()
     server = begin()
     worker_of(server)
     gemm = made(server, fp8_layer(scaling), scaling)
@@ -183,9 +184,9 @@ def test_a_call_that_no_kernel_takes_is_computed_by_torch(
 
 def test_blocks_at_the_edges_may_be_short() -> None:
     x = torch.ones(200, 300)
-    found = operator._widened(x, torch.arange(6.0).view(2, 3))
+    found = widened(x, torch.arange(6.0).view(2, 3))
     assert (found[127, 127], found[128, 128], found[199, 299]) == (0, 4, 5)
-    assert operator._widened(x[:100], torch.arange(3.0).view(1, 3))[99].tolist() == [0] * 128 + [1] * 128 + [2] * 44
+    assert widened(x[:100], torch.arange(3.0).view(1, 3))[99].tolist() == [0] * 128 + [1] * 128 + [2] * 44
 
 
 def test_exponents_as_scales_are_widened(begin: Any) -> None:

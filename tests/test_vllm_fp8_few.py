@@ -15,7 +15,8 @@ import runtime
 from aot.tune.quantise.measures import quantised
 from runtime.container.archive import Archive
 from runtime.gemm.universal import ExtendedEntry
-from runtime.plugin import scaled as operator
+from runtime.plugin.log import warn_once
+from runtime.plugin.scaled import QUANTISING
 from runtime.quantise import Signature as Quantise
 
 from . import vllm_stand_in
@@ -159,7 +160,7 @@ def test_entries_that_a_form_extends_count_as_they_were_tuned(quantising: Any, m
 
 
 def test_tokens_that_the_archive_cannot_quantise_are_vllms_to_quantise(quantising: Any) -> None:
-    operator._say_once.cache_clear()
+    warn_once.cache_clear()
     server = quantising()
     worker_of(server)
     gemm, layer = made(server, fp8_layer("block"), "block"), layer_of("block")
@@ -210,7 +211,7 @@ def test_activations_with_a_bound_or_static_scales_are_quantised_by_vllm(begin: 
 
 
 def test_few_tokens_that_no_kernel_takes_are_quantised(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    operator._say_once.cache_clear()
+    warn_once.cache_clear()
     server = begin()
     worker_of(server)
     gemm, layer, computed = made(server, fp8_layer("block"), "block"), layer_of("block"), OnCpu.gemm
@@ -270,4 +271,4 @@ def test_operator_passes_torchs_own_checks(begin: Any) -> None:
     x, b = torch.randn(3, K).bfloat16(), layer.exact.bfloat16()  # torch compares copies, and copies no e4m3 on the CPU
     given = (gemm.number, x, b, torch.ones(N, 1), torch.bfloat16, *gemm.way)
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(operator.QUANTISING, given, test_utils=tests)
+    torch.library.opcheck(QUANTISING, given, test_utils=tests)

@@ -14,7 +14,7 @@ from torch import nn
 from torch._inductor.utils import run_and_get_code
 
 import runtime
-from runtime.plugin import scaled as operator
+from runtime.plugin.log import warn_once
 from runtime.torch.weights import PreparedWeight, widened
 from runtime.vllm import hooks
 
@@ -187,7 +187,7 @@ def test_a_call_that_no_kernel_takes_is_computed_by_torch(begin: Any, monkeypatc
     def fail(*_: Any, **__: Any) -> Any:
         raise runtime.KernelMiss("none", "no kernel runs")
 
-    operator._say_once.cache_clear()
+    warn_once.cache_clear()
     server = begin([of(ZERO)])
     worker_of(server)
     layer, numbers = layer_of("awq", ZERO)

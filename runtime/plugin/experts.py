@@ -5,6 +5,7 @@ Knows the weights of experts as servers hold them, and no module of theirs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from ..torch.experts import columns_of, expected_rows, quantises_in_gemm
 from ..torch.operator import bare
 from ..torch.weights import PreparedWeight, widened
 from .linears import Decision, weight_problem
+from .log import warn_once
 
 EXPERTS = "expert layer"
 OVERLAP = "launch"  # kernels may start while the one before ends, which all of them wait for
@@ -58,6 +60,12 @@ class ExpertsDecision(Decision):
 def left(reason: str) -> ExpertsDecision:
     """That the server computes them."""
     return ExpertsDecision(EXPERTS, reason=reason)
+
+
+def say_refused(log: logging.Logger, server: str, error: Exception) -> None:
+    """Say once that `server`'s kernels computed experts, since launches were refused with this error."""
+    what = str(error).partition("\n")[0]
+    warn_once(log, f"experts were computed by {server}'s kernels: {what}")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ..tables.table import Entry
 from ..torch.layers import choose
 from ..torch.operator import ALIGNMENT_BYTES
 from .activations import EPILOGUE
-from .scaled import Unquantised
+from .quantising import Unquantised
 
 FP8, INT4, NORM, ACTIVATION = "fp8 layer", "int4 layer", "norm", "quantising activation"
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from ..serve.library import Library
 from ..serve.stats import Metric, Stats, metrics
+from .log import own_name, words
 from .periodic import Periodic
-from .served import own_name, words
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from .. import __version__
 from ..gemm.signature import Signature
 from ..numbers.epilogue import Epilogue
-from .served import words
+from .log import words
 
 SCHEMA = 1  # raised when what a field of the file means changes
 SignatureOf = Callable[[Any, Epilogue], Signature]  # of a layer, with what comes after the sum

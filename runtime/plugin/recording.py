@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from .log import own_name, words
 from .periodic import Periodic
 from .record import Recorder, Worker
-from .served import own_name, words
 
 Capability = tuple[int, int] | None
 

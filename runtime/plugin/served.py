@@ -11,15 +11,14 @@ import logging
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..errors import AotError, ArgumentError
 from ..gemm.signature import Signature
 from ..serve.library import Library
 from ..serve.load import load
 from . import hooks
+from .log import own_name, words
 from .settings import LAYERS, Settings
 
 # Of a layer that is served: the library's number, and the weight's type. vLLM's class of weights hides attributes
@@ -289,17 +288,3 @@ def check_version(found: str, known: tuple[str, ...], server: str, settings: Set
             f"this plugin knows {server} {', '.join(known)}, found {found}; to use it all the same, say "
             f"'strict': false in {place}"
         )
-
-
-def words(error: Exception) -> str:
-    """In one line, what went wrong."""
-    what = str(error) if isinstance(error, AotError) else f"{type(error).__name__}: {error}"
-    return " ".join(what.split())
-
-
-def own_name(lib: Library | None = None) -> str:
-    """The plugin as lines of a log name it, with the archives of a library."""
-    if lib is None:
-        return f"cute-aot {__version__}"
-    names = ", ".join(Path(archive.path).name for archive in lib.stats().archives)
-    return f"cute-aot {__version__}: {names} ({lib.digest[:12]})"

@@ -7,7 +7,6 @@ do at a call, SGLang's function does.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import logging
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Any
 
 from ..errors import ArgumentError, KernelMiss
 from ..plugin import hooks as marks
-from ..plugin.experts import ExpertsDecision, ExpertWeights, decide, left
+from ..plugin.experts import ExpertsDecision, ExpertWeights, decide, left, say_refused
 from ..serve.library import Library
 from ..torch.experts import moe
 from . import hooks
@@ -87,7 +86,7 @@ def _function(lib: Library, instead: Callable[..., Any], log: logging.Logger) ->
         try:
             made = moe(lib, *given, ids, weights, **words)
         except (KernelMiss, ArgumentError) as error:
-            _say_once(log, str(error).partition("\n")[0])
+            say_refused(log, "SGLang", error)
             return instead(dispatch_output, quant_info, runner_config)
         if runner_config.routed_scaling_factor not in (None, 1.0):
             made *= runner_config.routed_scaling_factor
@@ -96,8 +95,3 @@ def _function(lib: Library, instead: Callable[..., Any], log: logging.Logger) ->
     fused.instead = instead  # type: ignore[attr-defined]
     marks.mark(fused)
     return fused
-
-
-@functools.lru_cache(1024)
-def _say_once(log: logging.Logger, words: str) -> None:
-    log.warning("experts were computed by SGLang's kernels: %s", words)

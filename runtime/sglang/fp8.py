@@ -15,7 +15,8 @@ import torch
 from ..errors import ArgumentError, KernelMiss
 from ..gemm.signature import Signature
 from ..numbers.scaling import SCALE_BLOCK
-from ..plugin.scaled import QUANTISING, SCALED, Unquantised, quantise_with
+from ..plugin.quantising import Unquantised, quantise_with
+from ..plugin.scaled import QUANTISING, SCALED
 from ..program.tensor import dtype_name
 from ..torch.operator import library_of
 from . import hooks

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ArgumentError
+from ..plugin.log import log_to, words
 from ..plugin.metrics import Exporting
-from ..plugin.served import OVERLAP, PLAIN, Served, check_version, words
+from ..plugin.served import OVERLAP, PLAIN, Served, check_version
 from ..serve.library import Library
 from ..serve.load import load
 from . import hooks
@@ -170,7 +171,6 @@ class Plugin(Served):
 
     def _decide_fp8(self, layer: Any, backend: str, dtype: Any) -> None:
         from ..plugin.linears import FP8, Decision, weight_problem
-        from ..plugin.scaled import log_to
         from . import fp8
 
         assert self.lib is not None

@@ -14,7 +14,17 @@ from typing import Any
 
 from ..errors import ArgumentError, KernelMiss
 from ..plugin import hooks as marks
-from ..plugin.experts import Buffers, ExpertsDecision, ExpertWeights, Launches, Made, decide, left, wide_elements
+from ..plugin.experts import (
+    Buffers,
+    ExpertsDecision,
+    ExpertWeights,
+    Launches,
+    Made,
+    decide,
+    left,
+    say_refused,
+    wide_elements,
+)
 from ..serve.library import Library
 from . import hooks
 
@@ -175,7 +185,7 @@ def ours(triton: type, log: logging.Logger) -> type:
             try:
                 made = launches.make(hidden_states, w1, w2, topk_ids, topk_weights, expert_map, buffers)
             except (KernelMiss, ArgumentError) as error:
-                _say_once(log, _words(error))
+                say_refused(log, "vLLM", error)
                 return instead()
             self._combine = combined(launches, made, instead)
 
@@ -206,18 +216,9 @@ def _combined(log: logging.Logger) -> type:
             try:
                 self._launches.combine(self._made, to)
             except (KernelMiss, ArgumentError) as error:
-                _say_once(log, _words(error))
+                say_refused(log, "vLLM", error)
                 self._instead()
                 return super().apply(output, fused_expert_output, topk_weights, topk_ids, apply_router_weight_on_input)
             return to
 
     return Combine
-
-
-def _words(error: Exception) -> str:
-    return str(error).partition("\n")[0]
-
-
-@functools.lru_cache(1024)
-def _say_once(log: logging.Logger, words: str) -> None:
-    log.warning("experts were computed by vLLM's kernels: %s", words)

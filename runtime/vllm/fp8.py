@@ -13,7 +13,8 @@ import torch
 from ..errors import ArgumentError
 from ..gemm.signature import Signature
 from ..numbers.scaling import SCALE_BLOCK
-from ..plugin.scaled import QUANTISING, SCALED, Unquantised, quantise_with
+from ..plugin.quantising import Unquantised, quantise_with
+from ..plugin.scaled import QUANTISING, SCALED
 from ..program.tensor import dtype_name
 
 # By the groups that share a scale, rows by columns, of activations (M, K) and of weights (N, K); -1 means all of them.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError, KernelMiss
-from ..plugin.scaled import say_once
+from ..plugin.log import say_once
 from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, bare, library_of, tell_inductor
 from ..torch.weights import PreparedWeight, widened
 

@@ -22,20 +22,18 @@ from ..numbers.quantised import NARROW
 from ..plugin.activations import EPILOGUE
 from ..plugin.gated import activation_of
 from ..plugin.linears import is_tuned, of_few, with_gates
-from ..plugin.scaled import (
-    QUANTISING,
+from ..plugin.log import say_once
+from ..plugin.packed_rows import multiply_packed, pack, unpacked
+from ..plugin.quantising import (
     Unquantised,
     by_server,
     few_tokens,
-    multiply_packed,
-    pack,
+    multiply_unquantised,
     packed_rows,
-    quantising,
     refused,
-    say_once,
     tried,
-    unpacked,
 )
+from ..plugin.scaled import QUANTISING
 from ..program.operation import OVERLAPS
 from ..program.tensor import dtype_name
 from ..quantise import Signature as Quantise
@@ -202,11 +200,12 @@ def direct_gated(
 
     def call(x: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, *, out: torch.Tensor) -> None:
         packs = x.shape[0] > few_after
-        rows = _with_gates(library_of(library), x, b, scale_b, of, gated, None if packs else out)
+        lib = library_of(library)
+        rows = _with_gates(lib, x, b, scale_b, of, gated, None if packs else out)
         if rows is not None and packs:
             _pack_rows(library, rows, scaling_after, out)
         elif rows is None:
-            rows = quantising(library, x, b, scale_b, of, {"dtype": dtype})
+            rows = multiply_unquantised(lib, x, b, scale_b, of, {"dtype": dtype})
             if packs:
                 _pack_rows(library, rows, scaling_after, out, EPILOGUE)
             else:

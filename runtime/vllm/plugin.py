@@ -15,8 +15,9 @@ from typing import Any
 
 from .. import __version__
 from ..errors import ArgumentError
+from ..plugin.log import log_to, words
 from ..plugin.metrics import Exporting
-from ..plugin.served import Served, check_version, words
+from ..plugin.served import Served, check_version
 from ..serve.library import Library
 from ..serve.load import load
 from . import hooks
@@ -203,8 +204,6 @@ class Plugin(Served):
         not."""
         assert self.lib is not None
         try:
-            from ..plugin.scaled import log_to
-
             log_to(self.lib, _log)
             reason = reason_of()
         except Exception as error:  # whatever it is, vLLM asks its own classes next
@@ -227,7 +226,7 @@ class Plugin(Served):
 
     def made_fp8(self, gemm: Any, config: Any) -> tuple[int, Any]:
         """Note an fp8 GEMM that vLLM made of one of the archive's classes; the library's number, and a
-        `scaled.Unquantised` if tokens need not be quantised before."""
+        `quantising.Unquantised` if tokens need not be quantised before."""
         from ..plugin.linears import FP8, Decision
         from .fp8 import wanted
         from .packed_tokens import Rows

@@ -18,7 +18,7 @@ from aot.tune.quantise.measures import activated, quantised
 from runtime.container.archive import Archive
 from runtime.errors import DeviceError
 from runtime.plugin import gated
-from runtime.plugin import scaled as operator
+from runtime.plugin.log import warn_once
 from runtime.plugin.served import Served
 from runtime.quantise import Signature
 from runtime.vllm.packed_tokens import Rows
@@ -197,7 +197,7 @@ def test_what_others_read_is_not_quantised(serve: Callable[..., Server]) -> None
 
 @each
 def test_what_the_archive_cannot_quantise_the_server_does(serve: Callable[..., Server], scaling: str) -> None:
-    operator._say_once.cache_clear()
+    warn_once.cache_clear()
     server = serve()
     mlp, options = loaded(server, scaling)
     server.lib.missing = True

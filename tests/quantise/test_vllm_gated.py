@@ -13,7 +13,7 @@ from torch import nn
 
 import runtime
 from aot.tune.quantise.measures import activated
-from runtime.plugin import scaled as operator
+from runtime.plugin.log import warn_once
 
 from .. import vllm_stand_in
 from ..recording_driver import signature
@@ -127,7 +127,7 @@ class Doubled(nn.Module):
 
 
 def test_what_the_archive_refuses_takes_two_kernels(serve: Callable[..., Server]) -> None:
-    operator._say_once.cache_clear()
+    warn_once.cache_clear()
     server = serve(more=[*PLAIN, *OF_FEW, *GATED], of=WithGates)
     mlp, run = loaded(server, "block")
     server.lib.lacking = True

@@ -15,7 +15,8 @@ from torch import nn
 import runtime
 from aot.tune.quantise.measures import quantised
 from runtime.container.archive import Archive
-from runtime.plugin import scaled as operator
+from runtime.plugin.log import warn_once
+from runtime.plugin.packed_rows import unpacked
 from runtime.rmsnorm import Signature
 from runtime.vllm.packed_tokens import fuse
 
@@ -201,7 +202,7 @@ def test_a_norm_that_was_not_tuned_to_quantise_does_not(serve: Callable[..., Ser
 
 @both
 def test_what_a_norm_cannot_quantise_the_server_does(serve: Callable[..., Server], scaling: str) -> None:
-    operator._say_once.cache_clear()
+    warn_once.cache_clear()
     server = serve()
     norm, gemm, layer, options = loaded(server, scaling)
     server.lib.missing = True
@@ -250,7 +251,7 @@ def test_packed_rows_are_views_of_one_memory() -> None:
     """Of the second of two matrices, whose elements do not begin where the memory does."""
     rows = torch.zeros(2, 6, K, dtype=torch.bfloat16)
     for scaling, shape in (("block", (6, 3)), ("row_column", (6,))):
-        y, scale = operator.unpacked(rows[1], scaling)
+        y, scale = unpacked(rows[1], scaling)
         assert (tuple(y.shape), tuple(scale.shape), y.dtype) == ((6, K), shape, E4M3)
         assert y.data_ptr() == rows[1].data_ptr()
         assert scale.data_ptr() == y.data_ptr() + 6 * K
