@@ -159,6 +159,7 @@ def test_schedulers_are_told_apart_by_data_parallelism_and_rank(
     ranks = {"tp_rank": 1, "tp_size": 2, "pp_rank": 3, "pp_size": 4, "dp_rank": 5}
     server.serve(server.linear(HIDDEN, HIDDEN), ranks=ranks)
     assert found == [{"engine": "5", "rank": "7"}]
+    server.serve(setting="{}")  # or a thread would go on, and write to the log of another test
 
 
 def test_a_server_whose_ranks_are_not_as_they_are_known_serves_all_the_same(
