@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from .served import own_name, words
+from .log import own_name, words
 
 SECONDS = 5.0  # as often as Prometheus usually asks, and all that a worker that is killed can lose
 

@@ -7,11 +7,12 @@ imported when a layer is decided.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import AotError, ArgumentError
 from ..gemm.signature import Signature
@@ -19,6 +20,8 @@ from ..serve.library import Library
 from ..serve.load import load
 from . import hooks
 from .log import own_name, words
+from .metrics import Exporting
+from .recording import Recording
 from .settings import LAYERS, Settings
 
 # Of a layer that is served: the library's number, and the weight's type. vLLM's class of weights hides attributes
@@ -33,14 +36,36 @@ class RequiredError(AotError):
     """A server is not to start, as its setting requires what the archive does not do."""
 
 
+class Server(NamedTuple):
+    """A server as its plugin knows it: its name, as lines of the log have it, which in lower case is its package's; the
+    releases that the plugin was compared with; and what its users call the place of the setting."""
+
+    name: str
+    releases: tuple[str, ...]
+    place: str
+
+    def check(self, settings: Settings) -> None:
+        """Refuse a release that is not known, unless the settings allow it.
+
+        Raises:
+            ArgumentError: the server's version, without what a build adds to it, is none of `releases`.
+        """
+        found = str(importlib.import_module(self.name.lower()).__version__)
+        if settings.strict and found.partition("+")[0] not in self.releases:
+            raise ArgumentError(
+                f"this plugin knows {self.name} {', '.join(self.releases)}, found {found}; to use it all the same, say "
+                f"'strict': false in {self.place}"
+            )
+
+
 class Served:
-    """What one process serves; `load` opens an archive, as `runtime.load` does.
+    """What one process serves; `load` opens an archive, as `runtime.load` does."""
 
-    `server` is the server's name, as lines of `log` have it.
-    """
-
-    def __init__(self, server: str, log: logging.Logger, load: Callable[..., Library] = load) -> None:
+    def __init__(
+        self, server: Server, log: logging.Logger, recording: Recording, load: Callable[..., Library] = load
+    ) -> None:
         self._server, self._log, self._load = server, log, load
+        self._recording, self._exporting = recording, Exporting(log)
         self.lib: Library | None = None  # of the model that was loaded last
         self._required = ""  # without which the server is not to start
         self._digest = ""  # of what it serves
@@ -53,6 +78,42 @@ class Served:
         self._quantised_left: Counter[tuple[str, str]] = Counter()
         self._fused: list[Any] = []  # the MLPs whose activations are not as the server made them
         self._decisions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by layer, or fp8 GEMM
+
+    # --- it begins ---
+
+    def _begin(
+        self,
+        required: str,
+        settings_of: Callable[[], Settings | None],
+        record: Callable[[str], None],
+        serve: Callable[[Settings], Library],
+        engine_and_rank: Callable[[], tuple[int, int]],
+    ) -> None:
+        """Begin anew with what the server says, whatever this process served before.
+
+        `required` is what the setting of this name says. `settings_of` reads all of them, `record` begins to record in
+        a folder, and `serve` puts the hooks in place and returns the library, which `_open` opens; each may raise, and
+        then nothing is served. `engine_and_rank` tells the figures of this process from others'.
+
+        Raises:
+            RequiredError: as `refuse`.
+        """
+        self._recording.end()
+        self._exporting.end()
+        self._forget()
+        self._required = required
+        try:
+            settings = settings_of()
+            if settings is not None:
+                self._server.check(settings)
+                if settings.record:
+                    record(settings.record)
+                if settings.paths:
+                    lib = serve(settings)
+                    self.lib, self._digest = lib, lib.digest
+        except Exception as error:  # the server goes on with its own kernels, whatever it is
+            self.refuse(error)
+        self._exporting.begin(self.lib, engine_and_rank)
 
     def _forget(self) -> None:
         """Begin anew; what an earlier engine was given goes on as it is."""
@@ -82,7 +143,7 @@ class Served:
 
         assert self.lib is not None
         # Not `Library.identity`: a graph may come from the cache of a process on another device.
-        return number_of(self.lib, identity=f"{self._server.lower()} {self.lib.digest}")
+        return number_of(self.lib, identity=f"{self._server.name.lower()} {self.lib.digest}")
 
     # --- its model is loaded ---
 
@@ -110,7 +171,7 @@ class Served:
                     self._preload({key}, tokens=(least, most))
                     self._ready.add(key)
         except AotError as error:
-            self._log.warning("%s has %s quantise tokens: %s", own_name(self.lib), self._server, words(error))
+            self._log.warning("%s has %s quantise tokens: %s", own_name(self.lib), self._server.name, words(error))
             return None, ()
         return way, besides
 
@@ -166,15 +227,15 @@ class Served:
             self._preload({key}, tokens=(least, most))
             keys.add(key)
         what = f"{len(keys)} signatures preloaded, for {planned} numbers of tokens planned"
-        found = f"{own_name(self.lib)} {summary(decisions, self._server)} ({what})"
+        found = f"{own_name(self.lib)} {summary(decisions, self._server.name)} ({what})"
         self._log.info("%s", found)
         products = [each for each in called(decisions) if each.kind not in (NORM, ACTIVATION)]
         self._serving |= any(each.asked for each in products)
         left = self._required == LAYERS and any(each.reason for each in products)
         if left or (self._required and not self._serving):
             raise RequiredError(
-                f"{found}; 'required' is '{self._required}', so {self._server} does not start: build an archive of "
-                "this model's layers on such a GPU (aot manifest from-config, aot build), or leave out 'required'"
+                f"{found}; 'required' is '{self._required}', so {self._server.name} does not start: build an archive "
+                "of this model's layers on such a GPU (aot manifest from-config, aot build), or leave out 'required'"
             )
 
     def _fuse(self, model: Any, silu_and_mul: type, besides: frozenset[str] = frozenset()) -> None:
@@ -270,21 +331,8 @@ class Served:
         if isinstance(error, RequiredError):
             raise error
         if self._required:
-            what = f"'required' is '{self._required}', so {self._server} does not start"
+            what = f"'required' is '{self._required}', so {self._server.name} does not start"
             raise RequiredError(f"{own_name()} serves nothing: {words(error)}; {what}") from error
-        self._log.warning("%s serves nothing, %s's kernels do: %s", own_name(), self._server, words(error))
+        self._log.warning("%s serves nothing, %s's kernels do: %s", own_name(), self._server.name, words(error))
         if not isinstance(error, AotError):
             self._log.debug("cute-aot", exc_info=error)
-
-
-def check_version(found: str, known: tuple[str, ...], server: str, settings: Settings, place: str) -> None:
-    """Refuse a version of the server that the plugin was not compared with, unless the settings allow it.
-
-    Raises:
-        ArgumentError: `found`, without what a build adds to it, is none of `known`.
-    """
-    if settings.strict and found.partition("+")[0] not in known:
-        raise ArgumentError(
-            f"this plugin knows {server} {', '.join(known)}, found {found}; to use it all the same, say "
-            f"'strict': false in {place}"
-        )

@@ -6,15 +6,14 @@ Whatever goes wrong before a model runs is one line of the log, and SGLang's own
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import logging
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import ArgumentError
 from ..plugin.log import log_to, words
-from ..plugin.metrics import Exporting
-from ..plugin.served import OVERLAP, PLAIN, Served, check_version
+from ..plugin.served import OVERLAP, PLAIN, Served, Server
+from ..plugin.settings import Settings
 from ..serve.library import Library
 from ..serve.load import load
 from . import hooks
@@ -43,10 +42,10 @@ def install(plugin: Plugin) -> None:
 class Plugin(Served):
     """What one process serves; `load` opens an archive, as `runtime.load` does."""
 
+    _recording: Recording
+
     def __init__(self, load: Callable[..., Library] = load) -> None:
-        super().__init__("SGLang", _log, load)
-        self._recording = Recording()
-        self._exporting = Exporting(_log)
+        super().__init__(Server("SGLang", hooks.KNOWN_VERSIONS, PLACE), _log, Recording(), load)
         self._experts_left = ""  # why SGLang computes all experts, empty where each layer is asked for
 
     def around_model(self, load_model: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,28 +67,22 @@ class Plugin(Served):
     def start(self, runner: Any) -> None:
         """Open the archive that the arguments of the runner's server name, if any, and put the hooks in place; begin to
         record, if they say so."""
-        self._recording.end()
-        self._exporting.end()
-        self._forget()
-        server_args = runner.server_args
-        self._required = required(server_args)
-        try:
-            settings = settings_of(server_args)
-            if settings is not None:
-                version = str(importlib.import_module("sglang").__version__)
-                check_version(version, hooks.KNOWN_VERSIONS, "SGLang", settings, PLACE)
-                if settings.record:
-                    self._recording.begin(settings.record, runner)
-            if settings is not None and settings.paths:
-                _check_server(server_args)
-                lib = self._open(settings, _workspaces(server_args))
-                hooks.install(self._makers(server_args))
-                self._sizes = _sizes(server_args)
-                self._experts_left = _experts_left(server_args, settings.experts)
-                self.lib, self._digest = lib, lib.digest
-        except Exception as error:  # the server goes on with SGLang's kernels, whatever it is
-            self.refuse(error)
-        self._exporting.begin(self.lib, lambda: engine_and_rank(runner))
+        self._begin(
+            required(runner.server_args),
+            lambda: settings_of(runner.server_args),
+            lambda folder: self._recording.begin(folder, runner),
+            lambda settings: self._serve(settings, runner.server_args),
+            lambda: engine_and_rank(runner),
+        )
+
+    def _serve(self, settings: Settings, server_args: Any) -> Library:
+        """The library that serves this scheduler, once all hooks are in place."""
+        _check_server(server_args)
+        lib = self._open(settings, _workspaces(server_args))
+        hooks.install(self._makers(server_args))
+        self._sizes = _sizes(server_args)
+        self._experts_left = _experts_left(server_args, settings.experts)
+        return lib
 
     def _makers(self, server_args: Any) -> dict[hooks.Hook, hooks.Make]:
         from . import fp8  # SGLang has imported torch by now

@@ -16,8 +16,8 @@ from typing import Any
 from .. import __version__
 from ..errors import ArgumentError
 from ..plugin.log import log_to, words
-from ..plugin.metrics import Exporting
-from ..plugin.served import Served, check_version
+from ..plugin.served import Served, Server
+from ..plugin.settings import Settings
 from ..serve.library import Library
 from ..serve.load import load
 from . import hooks
@@ -46,10 +46,10 @@ def install(plugin: Plugin) -> None:
 class Plugin(Served):
     """What one process serves; `load` opens an archive, as `runtime.load` does."""
 
+    _recording: Recording
+
     def __init__(self, load: Callable[..., Library] = load) -> None:
-        super().__init__("vLLM", _log, load)
-        self._recording = Recording()
-        self._exporting = Exporting(_log)
+        super().__init__(Server("vLLM", hooks.KNOWN_VERSIONS, PLACE), _log, Recording(), load)
         self._experts_left = ""  # why vLLM computes all experts, empty where each layer is asked for
         self._launching: list[Any] = []  # vLLM's experts whose launches are the archive's
         self._takes_norms = False
@@ -72,35 +72,30 @@ class Plugin(Served):
     def start(self, vllm_config: Any, rank: int = 0) -> None:
         """Open the archive that the engine's settings name, if any, and put the hooks in place; begin to record, if
         they say so."""
-        self._recording.end()
-        self._exporting.end()
-        self._forget()
-        self._required = required(vllm_config.additional_config)
-        try:
-            settings = settings_of(vllm_config.additional_config)
-            if settings is not None:
-                version = str(importlib.import_module("vllm").__version__)
-                check_version(version, hooks.KNOWN_VERSIONS, "vLLM", settings, PLACE)
-                if settings.record:
-                    self._recording.begin(settings.record, vllm_config, rank, self._around_model)
-            if settings is not None and settings.paths:
-                _check_engine(vllm_config)
-                lib = self._open(settings, _workspaces(vllm_config.parallel_config))
-                hooks.install(self._wrappers())
-                quantised = vllm_config.quant_config is not None
-                self._takes_norms = not hooks.fuses_norms_with_sums(vllm_config)
-                self._experts_left = "the setting leaves experts to it"
-                if settings.experts:
-                    self._experts_left = self._install_experts(quantised)
-                self._sizes = sorted(set(vllm_config.compilation_config.cudagraph_capture_sizes or ()))
-                if quantised:
-                    hooks.put_first(hooks.FP8_LISTS, hooks.FILLED, self._fp8_classes)
-                    hooks.put_first(hooks.INT4_LISTS, hooks.FILLED_INT4, self._int4_class)
-                    self._packs = _put_pass(vllm_config.compilation_config)
-                self.lib, self._digest = lib, lib.digest
-        except Exception as error:  # the server goes on with vLLM's kernels, whatever it is
-            self.refuse(error)
-        self._exporting.begin(self.lib, lambda: (vllm_config.parallel_config.data_parallel_index, rank))
+        self._begin(
+            required(vllm_config.additional_config),
+            lambda: settings_of(vllm_config.additional_config),
+            lambda folder: self._recording.begin(folder, vllm_config, rank, self._around_model),
+            lambda settings: self._serve(settings, vllm_config),
+            lambda: (vllm_config.parallel_config.data_parallel_index, rank),
+        )
+
+    def _serve(self, settings: Settings, vllm_config: Any) -> Library:
+        """The library that serves this engine, once all hooks are in place."""
+        _check_engine(vllm_config)
+        lib = self._open(settings, _workspaces(vllm_config.parallel_config))
+        hooks.install(self._wrappers())
+        quantised = vllm_config.quant_config is not None
+        self._takes_norms = not hooks.fuses_norms_with_sums(vllm_config)
+        self._experts_left = "the setting leaves experts to it"
+        if settings.experts:
+            self._experts_left = self._install_experts(quantised)
+        self._sizes = sorted(set(vllm_config.compilation_config.cudagraph_capture_sizes or ()))
+        if quantised:
+            hooks.put_first(hooks.FP8_LISTS, hooks.FILLED, self._fp8_classes)
+            hooks.put_first(hooks.INT4_LISTS, hooks.FILLED_INT4, self._int4_class)
+            self._packs = _put_pass(vllm_config.compilation_config)
+        return lib
 
     def _wrappers(self) -> dict[hooks.Hook, hooks.Make]:
         def around_loaded(loaded: Callable[..., None]) -> Callable[..., None]:
