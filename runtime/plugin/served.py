@@ -28,7 +28,7 @@ from .settings import LAYERS, Settings
 # behind `__torch_function__`, which a trace need not go through.
 PLAIN, _BIASED, _DTYPE = "_cute_aot_plain", "_cute_aot_biased", "_cute_aot_dtype"
 _FUSED = "_cute_aot_fused"  # of one that computes its activation too
-OVERLAP = "_overlap"  # behind each of these three: what is promised
+OVERLAP_SUFFIX = "_overlap"  # behind each of these three: what is promised
 _APART = "_cute_aot_apart"  # of one that does not at these M: the overlap there, and what `gated.flat` gives
 
 
@@ -139,11 +139,11 @@ class Served:
 
     def _number(self) -> int:
         """The number by which operators know the library."""
-        from ..torch.operator import register as number_of
+        from ..torch.operator import register
 
         assert self.lib is not None
         # Not `Library.identity`: a graph may come from the cache of a process on another device.
-        return number_of(self.lib, identity=f"{self._server.name.lower()} {self.lib.digest}")
+        return register(self.lib, identity=f"{self._server.name.lower()} {self.lib.digest}")
 
     # --- its model is loaded ---
 
@@ -199,7 +199,7 @@ class Served:
         for name, key in ((PLAIN, decision.plain), (_BIASED, decision.biased)):
             if key:
                 setattr(layer, name, number)
-                setattr(layer, name + OVERLAP, overlap_of(key))
+                setattr(layer, name + OVERLAP_SUFFIX, overlap_of(key))
                 setattr(layer, _DTYPE, layer.weight.dtype)
         self._decisions[layer] = decision
 
@@ -255,7 +255,7 @@ class Served:
             decision = fused(self.lib, layer, decision, EPILOGUE)
             if decision.fused:
                 setattr(layer, _FUSED, self._number())
-                setattr(layer, _FUSED + OVERLAP, overlap_of(decision.fused))
+                setattr(layer, _FUSED + OVERLAP_SUFFIX, overlap_of(decision.fused))
                 setattr(layer, _DTYPE, layer.weight.dtype)
                 if decision.apart:
                     setattr(layer, _APART, (overlap_of(decision.plain), gated.flat(decision.apart)))
@@ -290,7 +290,7 @@ class Served:
             if number is not None:
                 if x.dim() < 2 or x.dtype != getattr(layer, _DTYPE):
                     return swiglu(computed(method, layer, x, bias))
-                overlap, apart = getattr(layer, _FUSED + OVERLAP), getattr(layer, _APART, None)
+                overlap, apart = getattr(layer, _FUSED + OVERLAP_SUFFIX), getattr(layer, _APART, None)
                 if apart is not None:
                     return GATED(number, x.contiguous(), layer.weight, EPILOGUE, overlap, *apart)
                 return GEMM(number, x.contiguous(), layer.weight, epilogue=EPILOGUE, overlap=overlap)
@@ -298,7 +298,7 @@ class Served:
             number = getattr(layer, way, None)
             if number is None or x.dim() < 2 or x.dtype != getattr(layer, _DTYPE):
                 return computed(method, layer, x, bias)
-            return GEMM(number, x.contiguous(), layer.weight, bias=bias, overlap=getattr(layer, way + OVERLAP))
+            return GEMM(number, x.contiguous(), layer.weight, bias=bias, overlap=getattr(layer, way + OVERLAP_SUFFIX))
 
         return apply
 
@@ -316,7 +316,7 @@ class Served:
 
     def _leave(self, layer: Any) -> None:
         """Let the server compute a layer."""
-        ways = [way + of for way in (PLAIN, _BIASED, _FUSED) for of in ("", OVERLAP)]
+        ways = [way + of for way in (PLAIN, _BIASED, _FUSED) for of in ("", OVERLAP_SUFFIX)]
         for name in (*ways, _DTYPE, _APART):
             if name in vars(layer):
                 delattr(layer, name)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..plugin.log import log_to, words
-from ..plugin.served import OVERLAP, PLAIN, Served, Server
+from ..plugin.served import OVERLAP_SUFFIX, PLAIN, Served, Server
 from ..plugin.settings import Settings
 from ..serve.library import Library
 from ..serve.load import load
@@ -106,7 +106,7 @@ class Plugin(Served):
                 return computed(processor, hidden_states, lm_head, embedding_bias)
             weight = lm_head.weight
             x = hidden_states.to(weight.dtype).contiguous()
-            return GEMM(number, x, weight, overlap=getattr(lm_head, PLAIN + OVERLAP))
+            return GEMM(number, x, weight, overlap=getattr(lm_head, PLAIN + OVERLAP_SUFFIX))
 
         return _compute_lm_head
 

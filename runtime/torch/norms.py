@@ -11,7 +11,7 @@ from ..errors import ArgumentError
 from ..rmsnorm import USUAL_EPS
 from ..serve.library import Library
 from . import direct
-from .operator import DIRECT, OPERATORS, TAGS, Direct, number_of, refuse_gradient, register, tell_inductor
+from .operator import DIRECT, OPERATORS, TAGS, Direct, refuse_gradient, register, register_by_id, tell_inductor
 
 OPERATORS.define("add_rmsnorm(int library, Tensor x, Tensor residual, Tensor weight, float eps) -> Tensor", tags=TAGS)
 
@@ -56,7 +56,7 @@ def add_rmsnorm(
         ArgumentError: the tensors do not go together, or a gradient would have to be recorded.
         KernelMiss: the archive has no such signature.
     """
-    number = number_of(id(lib)) if torch.compiler.is_compiling() else register(lib)
+    number = register_by_id(id(lib)) if torch.compiler.is_compiling() else register(lib)
     refuse_gradient("add_rmsnorm", (x, residual, weight))
     y, total = ADD_RMSNORM(number, x, residual, weight, eps)
     return y, total

@@ -65,9 +65,9 @@ def register(lib: Library, *, identity: str | None = None) -> int:
 
 
 @torch.compiler.assume_constant_result
-def number_of(identity: int) -> int:
+def register_by_id(object_id: int) -> int:
     """`register` of the library with this `id`, which the trace that asks holds."""
-    return register(alive[identity])
+    return register(alive[object_id])
 
 
 def library_of(number: int) -> Library:
@@ -238,7 +238,7 @@ def gemm(
     Raises:
         ArgumentError: also where a gradient would have to be recorded, which the archive's kernels do not do.
     """
-    number = number_of(id(lib)) if torch.compiler.is_compiling() else register(lib)
+    number = register_by_id(id(lib)) if torch.compiler.is_compiling() else register(lib)
     refuse_gradient("gemm", (a, b, *(x for x in more.values() if isinstance(x, torch.Tensor))))
     if out is None:
         result: torch.Tensor = GEMM(number, a, b, **more)
