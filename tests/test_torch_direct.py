@@ -23,7 +23,7 @@ from runtime import ArgumentError, KernelMiss
 from runtime.container.errors import ArchiveClosed
 from runtime.plugin import scaled
 from runtime.plugin.scaled_products import widened
-from runtime.torch import direct, lowering, operator
+from runtime.torch import direct, direct_calls, lowering, operator
 
 from .command_line import ROOT
 from .torch_stand_in import GATED, HIDDEN, INNER, ONE, PLAIN, QKV, VOCAB, OnCpu, library, llama, near, tensors, tokens
@@ -389,7 +389,7 @@ def test_where_inductor_takes_no_lowering_the_operator_is_called(
     monkeypatch.setattr(lowering, "lowering", known)
     operator_is_called(lib)
     operator_is_called(lib)
-    assert len(said(caplog)) == len(operator.DIRECT), "once for each operator"
+    assert len(said(caplog)) == len(direct_calls.DIRECT), "once for each operator"
     assert "no attribute 'register_lowering'" in said(caplog)[0]
 
 

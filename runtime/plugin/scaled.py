@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, library_of, tell_inductor
+from ..torch.direct_calls import DIRECT, Direct
+from ..torch.operator import OPERATORS, TAGS, library_of, tell_inductor
 from .quantising import Unquantised, multiply_unquantised
 from .scaled_products import multiply
 

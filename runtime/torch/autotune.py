@@ -18,8 +18,6 @@ from .layers import check_overlap
 from .operator import register
 from .products import MATMULS, Operand
 
-MARK = "cute_aot_choices"  # the key of a node's meta where the `GemmChoices` is that may offer for it
-
 
 class GemmChoices:
     """What Inductor's autotuning was offered of an archive, and what it chose; printable.
@@ -47,7 +45,7 @@ class GemmChoices:
         extern_kernel.install()  # again, for who has cleared what autotuning calls
         for node in graph.nodes:
             if node.op == "call_function" and node.target in MATMULS:
-                node.meta[MARK] = self
+                node.meta[extern_kernel.MARK] = self
 
     def uuid(self) -> str:
         """What decides the choices of a graph: these sources, the archive's digest, device and options."""

@@ -6,7 +6,7 @@ Importing this imports Inductor, which takes seconds. All that is used of Induct
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._inductor import config, ir
@@ -21,10 +21,13 @@ from torch._inductor.virtualized import V
 
 from ..errors import AotError
 from ..gemm.signature import Signature
-from .autotune import MARK, GemmChoices
 from .operator import bare, library_of
 from .products import Operand
 
+if TYPE_CHECKING:
+    from .autotune import GemmChoices
+
+MARK = "cute_aot_choices"  # the key of a node's meta where the `GemmChoices` is that may offer for it
 # Generated code calls `extern_kernels.<name>`, in other processes too: the name must stay.
 _NAME = "cute_aot_gemm"
 

@@ -20,7 +20,7 @@ from torch._inductor import ir, lowering
 from torch._inductor.utils import convert_shape_to_inductor
 from torch._inductor.virtualized import V
 
-from .operator import DIRECT, Direct
+from .direct_calls import DIRECT, Direct
 
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()

@@ -11,7 +11,8 @@ from ..errors import ArgumentError
 from ..rmsnorm import USUAL_EPS
 from ..serve.library import Library
 from . import direct
-from .operator import DIRECT, OPERATORS, TAGS, Direct, refuse_gradient, register, register_by_id, tell_inductor
+from .direct_calls import DIRECT, Direct
+from .operator import OPERATORS, TAGS, refuse_gradient, register, register_by_id, tell_inductor
 
 OPERATORS.define("add_rmsnorm(int library, Tensor x, Tensor residual, Tensor weight, float eps) -> Tensor", tags=TAGS)
 

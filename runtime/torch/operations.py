@@ -19,11 +19,10 @@ from ..program.operation import Operation, names
 from ..program.operation import operation as operation_named
 from ..program.record import TensorView
 from ..serve.library import Library
+from .direct_calls import DIRECT, Direct
 from .operator import (
-    DIRECT,
     OPERATORS,
     TAGS,
-    Direct,
     bare,
     description,
     library_of,

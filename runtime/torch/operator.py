@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,7 @@ from ..program.outputs import result_dtype
 from ..program.record import TensorView
 from ..program.tensor import dtype_name, in_elements
 from ..serve.library import Library, alive
+from .direct_calls import DIRECT, Direct
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -193,21 +194,7 @@ def _fake_gemm_out(library: int, a: torch.Tensor, b: torch.Tensor, out: torch.Te
 
 GEMM = torch.ops.cute_aot.gemm.default
 _GEMM_OUT = torch.ops.cute_aot.gemm_out.default
-
-
-# --- operators that Inductor's code does not call ---
-
-
-class Direct(NamedTuple):
-    """Who gives generated code the call that it makes in the place of an operator, as functions of `direct` do: a
-    function of a module, and what it takes after the library's number besides what the operator is given."""
-
-    module: str
-    function: str
-    arguments: tuple[Any, ...] = ()
-
-
-DIRECT: dict[Any, Direct] = {GEMM: Direct(f"{__package__}.direct", "gemm")}  # by operators, which return one new tensor
+DIRECT[GEMM] = Direct(f"{__package__}.direct", "gemm")
 
 
 def tell_inductor() -> None:

@@ -13,7 +13,8 @@ import torch
 
 from ..errors import ArgumentError, KernelMiss
 from ..plugin.log import say_once
-from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, bare, library_of, tell_inductor
+from ..torch.direct_calls import DIRECT, Direct
+from ..torch.operator import OPERATORS, TAGS, bare, library_of, tell_inductor
 from ..torch.weights import PreparedWeight, widened
 
 OPERATORS.define("packed_gemm(int library, Tensor a, Tensor b, Tensor scale_b, Tensor? bias=None) -> Tensor", tags=TAGS)

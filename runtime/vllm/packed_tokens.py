@@ -40,8 +40,9 @@ from ..quantise import Signature as Quantise
 from ..rmsnorm import Signature as Norm
 from ..serve.library import Library
 from ..torch.direct import norm_and_sum
+from ..torch.direct_calls import DIRECT, Direct
 from ..torch.norms import ADD_RMSNORM
-from ..torch.operator import DIRECT, OPERATORS, TAGS, Direct, bare, library_of, tell_inductor
+from ..torch.operator import OPERATORS, TAGS, bare, library_of, tell_inductor
 
 _BY_SERVER = "was left to one that does not, and to the server"
 

@@ -445,9 +445,8 @@ def _sources() -> str:
     here = Path(__file__).parent
     digest = hashlib.sha256()
     folders = (here, here.parent / "plugin")
-    of_torch = (
-        here.parent / "torch" / f"{name}.py" for name in ("operator", "operations", "norms", "direct", "lowering")
-    )
+    names = "operator", "operations", "norms", "direct", "direct_calls", "lowering"
+    of_torch = (here.parent / "torch" / f"{name}.py" for name in names)
     for path in (*(path for f in folders for path in sorted(f.glob("*.py"))), *of_torch):
         digest.update(path.read_bytes())
     return digest.hexdigest()
