@@ -11,6 +11,7 @@ several experts take are read where they are.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ _KEY = re.compile(
     r"(?:_(?P<overlap>launch|weights))?",
     re.ASCII,
 )
+OVERLAP_OF_EXPERTS = "launch"  # each of their launches waits before it reads what the others made
 ROWS = "contiguous", "masked", "gathered"  # how rows of A come to their groups
 EPILOGUES_OF_GROUPS = tuple(w for w, e in EPILOGUES.items() if not (e.residual or e.scale))
 _ACTIVATIONS = tuple(w for w in EPILOGUES_OF_GROUPS if not EPILOGUES[w].bias)
@@ -262,6 +264,12 @@ class GroupedGemm(FieldOperation[Signature]):
         if signature.quantises:
             check_apart("scale_d", extras[-1], arguments[:-1])
         return Asked(signature, min(m, expected_rows or m), arguments, out)
+
+
+def active_groups(groups: int, m: int) -> float:
+    """How many of so many groups have a row on average, of `m` rows that fall to each of them alike:
+    groups * (1 - (1 - 1/groups)^m)."""
+    return groups * -math.expm1(m * math.log1p(-1.0 / groups)) if groups > 1 else 1.0
 
 
 def _rows(masked: bool, indices: Any) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from runtime.grouped_gemm import Signature
+from runtime.grouped_gemm import Signature, active_groups
 from runtime.numbers.dtypes import DTYPES
 
 from ..kernels.sm90.persistent.plan import Plan
 from ..search import h200
-from ..search.grouped_gemm import active_groups, rows_of
+from ..search.grouped_gemm import rows_of
 from ..search.variants import Variant
 from . import likely_grouped
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 
-from runtime.grouped_gemm import Signature
+from runtime.grouped_gemm import Signature, active_groups
 
 from ..kernels.sm90.grouped_w4.plan import Plan
-from ..search.grouped_gemm import active_groups
 from ..search.h200 import MULTIPROCESSORS, W4
 from .estimate_grouped import tiles_of_group
 from .estimate_w4 import cycles_of_stage

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from runtime.grouped_gemm import Signature
+from runtime.grouped_gemm import Signature, active_groups
 
 from ..kernels.sm80.grouped_w4.choices import REGISTERS_OF_TILES
 from ..kernels.sm80.grouped_w4.plan import Plan
 from ..search.a100 import MMA_SYNC
-from ..search.grouped_gemm import active_groups
 from ..search.h200 import H200, MULTIPROCESSORS
 from ..search.variants import Variant
 from .estimate_grouped import tiles_of_group

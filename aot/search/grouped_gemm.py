@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -86,12 +85,6 @@ class GroupedBuilding(Building):
 def rows_of(signature: Signature, m: int) -> int:
     """How many rows all groups have at M = `m`: of masked ones each has so many."""
     return m * signature.groups if signature.rows == "masked" else m
-
-
-def active_groups(groups: int, m: int) -> float:
-    """How many of so many groups have a row on average, of `m` rows that fall to each of them alike:
-    groups * (1 - (1 - 1/groups)^m)."""
-    return groups * -math.expm1(m * math.log1p(-1.0 / groups)) if groups > 1 else 1.0
 
 
 GROUPED_GEMM = GroupedBuilding("grouped_gemm", "grouped GEMMs")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import AotError
+from ..grouped_gemm import OVERLAP_OF_EXPERTS
 from ..grouped_gemm import Signature as GroupedGemm
 from ..moe.combine import Signature as MoeCombine
 from ..moe.permute import Signature as MoePermute
@@ -22,14 +23,13 @@ from ..numbers.scaling import SCALE_BLOCK
 from ..program.tensor import dtype_name
 from ..quantise import Signature as Quantise
 from ..serve.library import Library
-from ..torch.experts import columns_of, expected_rows, quantises_in_gemm
+from ..torch.experts import Between, Narrow, columns_of, expected_rows, make_rows
 from ..torch.operator import bare
 from ..torch.weights import PreparedWeight, widened
 from .linears import Decision, weight_problem
 from .log import warn_once
 
 EXPERTS = "expert layer"
-OVERLAP = "launch"  # kernels may start while the one before ends, which all of them wait for
 NAMES = "gate and up", "down"
 _INTS = 4  # i32 that fill 16 bytes, at multiples of which tensors begin
 
@@ -120,13 +120,13 @@ class ExpertWeights:
         a, scaling = dtype_name(self.w13.dtype), "block" if self.scales else "none"
         gate, down = self.epilogues(activation)
         of_rows: list[Any] = [
-            GroupedGemm(a, a, d, experts, wide, k, gate, OVERLAP, scaling),
-            GroupedGemm(a, a, d, experts, k, wide // 2, down, OVERLAP, scaling),
+            GroupedGemm(a, a, d, experts, wide, k, gate, OVERLAP_OF_EXPERTS, scaling),
+            GroupedGemm(a, a, d, experts, k, wide // 2, down, OVERLAP_OF_EXPERTS, scaling),
         ]
         better: list[Any] = []
         if self.scales:
             of_rows.append(Quantise(d, a, wide // 2, scaling, experts))
-            better.append(GroupedGemm(a, a, a, experts, wide, k, gate, OVERLAP, scaling))
+            better.append(GroupedGemm(a, a, a, experts, wide, k, gate, OVERLAP_OF_EXPERTS, scaling))
         return self.of_tokens(top_k, k, global_experts, scaling), of_rows, better
 
     def epilogues(self, activation: str) -> tuple[str, str]:
@@ -190,6 +190,21 @@ class Buffers:
     wide: torch.Tensor
     inner: torch.Tensor
 
+    def between(self, hidden: torch.Tensor, top_k: int, experts: int, n: int, quantises: bool) -> Between:
+        """Views for tokens (T, K) and so many experts, which make rows of N = `n` between their GEMMs; of rows in e4m3
+        too if the launches are to quantise."""
+        tokens, k = hidden.shape
+        count, ints = tokens * top_k, _ints(tokens, top_k, experts)
+        rows, inner = self.wide[: count * k].view(-1, k), self.inner.view(-1)[: count * n].view(-1, n)
+        numbers = self.wide[len(self.wide) - 4 * ints // self.wide.element_size() :].view(torch.int32)
+        found = Between(rows, inner, numbers[:experts], numbers[ints - count :].view(tokens, top_k))
+        if not quantises:
+            return found
+        octets = self.wide.view(torch.uint8)
+        # Tokens in 8 bits lie where rows will, which are made when nobody reads them any more.
+        behind = octets[len(octets) - 4 * ints - _narrow_bytes(count, n) :]
+        return found._replace(scaling="block", narrow=(_narrow(octets, count, k), _narrow(behind, count, n)))
+
 
 @dataclass(frozen=True)
 class Made:
@@ -234,42 +249,23 @@ class Launches:
             KernelMiss: the archive lacks a function for one of them.
             ArgumentError: the tensors do not go together.
         """
-        gates, downs = (bare(w13), bare(w2)) if not self.prepared else (of.b for of in self.prepared)
-        (tokens, k), top_k, experts, n = hidden.shape, ids.shape[1], len(gates), columns_of(downs)
-        count = tokens * top_k
-        rows, inner = buffers.wide[: count * k].view(-1, k), buffers.inner.view(-1)[: count * n].view(-1, n)
-        ints = _ints(tokens, top_k, experts)
-        numbers = buffers.wide[len(buffers.wide) - ints * 4 // buffers.wide.element_size() :].view(torch.int32)
-        ends, positions = numbers[:experts], numbers[ints - count :].view(tokens, top_k)
-        x, of_ids = hidden, ids.to(torch.int32).contiguous()
-        words: dict[str, Any] = {"experts": experts, **({} if expert_map is None else {"expert_map": expert_map})}
+        of = (bare(w13), bare(w2)) if not self.prepared else (self.prepared[0].b, self.prepared[1].b)
+        expected = expected_rows(ids, of[0], expert_map)
+        gates, downs = {"epilogue": self.activation, **self._words(0, expected)}, self._words(1, expected)
+        sort = {} if expert_map is None else {"expert_map": expert_map}
+        between = buffers.between(hidden, ids.shape[1], len(of[0]), columns_of(of[1]), bool(self.scales))
+        make_rows(self.lib, hidden, ids.to(torch.int32).contiguous(), of, between, gates, downs, sort)
         of_rows = None if self.on_input else weights.to(torch.float32).contiguous()
-        of_gates, of_downs = ({"bias": bare(bias)} for bias in self.biases) if self.biases else ({}, {})
-        expected = expected_rows(ids, gates, expert_map)
-        of_gates["expected_rows"] = of_downs["expected_rows"] = expected
-        if self.prepared:
-            of_gates["scale_b"], of_downs["scale_b"] = (of.scale_b for of in self.prepared)
-        if not self.scales:
-            self.lib.call("moe_permute", x, of_ids, out=(rows, ends, positions), **words)
-            self.lib.grouped_gemm(rows, gates, ends, epilogue=self.activation, overlap=OVERLAP, out=inner, **of_gates)
-            self.lib.grouped_gemm(inner, downs, ends, overlap=OVERLAP, out=rows, **of_downs)
-            return Made(rows, positions, of_rows)
-        # Tokens in 8 bits lie where rows will, which are made when nobody reads them any more.
-        octets = buffers.wide.view(torch.uint8)
-        behind = len(octets) - 4 * ints - _narrow_bytes(count, n)
-        narrow, scale = _narrow(octets, count, k)
-        self.lib.call("moe_permute", x, of_ids, scaling="block", out=(narrow, ends, positions, scale), **words)
-        of_gates |= {"scale_a": scale, "scale_b": bare(self.scales[0])}
-        of_gates |= {"epilogue": self.activation, "overlap": OVERLAP}
-        tokens_in, (narrow, scale) = narrow, _narrow(octets[behind:], count, n)
-        if quantises_in_gemm(self.lib, gates, expected, of_gates, inner.dtype):
-            self.lib.grouped_gemm(tokens_in, gates, ends, out=narrow, scale_d=scale, **of_gates)
-        else:
-            self.lib.grouped_gemm(tokens_in, gates, ends, out=inner, **of_gates)
-            self.lib.call("quantise", inner, ends, scaling="block", out=(narrow, scale))
-        of_downs |= {"scale_a": scale, "scale_b": bare(self.scales[1])}
-        self.lib.grouped_gemm(narrow, downs, ends, overlap=OVERLAP, out=rows, **of_downs)
-        return Made(rows, positions, of_rows)
+        return Made(between.rows, between.positions, of_rows)
+
+    def _words(self, at: int, expected: int) -> dict[str, Any]:
+        """Those of the grouped GEMM of w13, or of w2, for so many rows."""
+        words: dict[str, Any] = {"overlap": OVERLAP_OF_EXPERTS, "expected_rows": expected}
+        if self.biases:
+            words["bias"] = bare(self.biases[at])
+        if self.prepared or self.scales:
+            words["scale_b"] = self.prepared[at].scale_b if self.prepared else bare(self.scales[at])
+        return words
 
     def wide(self, w13: torch.Tensor, w2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights as the server's kernels read them, which cannot read prepared ones: those are made anew in bf16."""
@@ -292,7 +288,7 @@ def wide_elements(rows: int, width: int, experts: int, element_bytes: int, narro
     return (of_rows + 4 * _ints(rows, 1, experts)) // element_bytes
 
 
-def _narrow(octets: torch.Tensor, rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _narrow(octets: torch.Tensor, rows: int, width: int) -> Narrow:
     """Rows (rows, width) in e4m3, and their scales, at the beginning of `octets`."""
     shape = scale_shape("block", rows, width)
     begin = _whole(rows * width)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import torch
 
 from ..errors import AotError, ArgumentError
-from ..grouped_gemm import EPILOGUES_OF_GROUPS, Signature
+from ..grouped_gemm import EPILOGUES_OF_GROUPS, OVERLAP_OF_EXPERTS, Signature, active_groups
 from ..numbers.dtypes import DTYPES
 from ..numbers.epilogue import EPILOGUES
 from ..numbers.quantised import LEAST_TILES_OF_QUANTISING, MOST_ROWS_OF_A_GROUP, NARROW, scale_shape
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 _GIVEN = "int library, Tensor hidden, Tensor w13, Tensor w2, Tensor topk_ids, Tensor topk_weights"
 _TENSORS = "expert_map", "w13_bias", "w2_bias", "w13_scale", "w2_scale"  # by keyword
+_USUAL = "swiglu"
 _ON_INPUT = "apply_router_weight_on_input"
 _WORDS = (
-    f"{', '.join(f'Tensor? {name}=None' for name in _TENSORS)}, str activation='swiglu', str overlap='launch', "
-    f"bool {_ON_INPUT}=False, int global_experts=0"
+    f"{', '.join(f'Tensor? {name}=None' for name in _TENSORS)}, str activation='{_USUAL}', "
+    f"str overlap='{OVERLAP_OF_EXPERTS}', bool {_ON_INPUT}=False, int global_experts=0"
 )
 _ID_TYPES = torch.int32, torch.int64
 _WEIGHT_TYPES = torch.float32, torch.float16, torch.bfloat16
-_USUAL, USUAL_OVERLAP = "swiglu", "launch"
 # By their type, the scalings of prepared weights, two elements of which are a unit of torch's.
 _OF_4_BITS = {
     getattr(torch, DTYPES[of].torch): [SCALINGS[word] for word in FORMATS if of in SCALINGS[word].of_b]
@@ -244,39 +244,84 @@ def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
     lib, top_k, k = library_of(library), topk_ids.shape[-1], hidden.shape[-1]
     ids = topk_ids.reshape(-1, top_k).to(torch.int32).contiguous()
     weights = topk_weights.reshape(-1, top_k).to(torch.float32).contiguous()
-    activation, overlap = more.get("activation", _USUAL), more.get("overlap", USUAL_OVERLAP)
-    found = {name: None if more.get(name) is None else bare(more[name]) for name in _TENSORS}
-    words = {} if found["expert_map"] is None else {"expert_map": found["expert_map"]}
-    expected = expected_rows(ids, w13, found["expert_map"], more.get("global_experts", 0))
-    gates = {"epilogue": activation, "overlap": overlap, "bias": found["w13_bias"], "expected_rows": expected}
-    downs = {"overlap": overlap, "bias": found["w2_bias"], "expected_rows": expected}
+    found = {name: bare(x) for name in _TENSORS if (x := more.get(name)) is not None}
+    expected = expected_rows(ids, w13, found.get("expert_map"), more.get("global_experts", 0))
+    common = {"overlap": more.get("overlap", OVERLAP_OF_EXPERTS), "expected_rows": expected}
+    gates = {"epilogue": more.get("activation", _USUAL), **common, **_of_weight("w13", found)}
+    downs = {**common, **_of_weight("w2", found)}
     # What is between launches is made here: a call with `out` that is like one before is launched by its plan.
     rows, inner = hidden.new_empty((ids.numel(), k)), hidden.new_empty((ids.numel(), columns_of(w2)))
     ends, positions = ids.new_empty(w13.shape[0]), torch.empty_like(ids)
-    x, sort = hidden.reshape(-1, k), {"experts": w13.shape[0], **words}
+    narrow: tuple[Narrow, ...] = ()
+    scaling = "none"
+    if w13.dtype == torch.float8_e4m3fn:
+        scaling = "block" if found["w13_scale"].dim() == 3 else "row_column"
+        narrow = _narrow_like(rows, scaling), _narrow_like(inner, scaling)
+    sort = {"expert_map": found["expert_map"]} if "expert_map" in found else {}
     of_rows: tuple[torch.Tensor, ...] = (weights,)
     if more.get(_ON_INPUT, False):
         sort["weights"], of_rows = weights, ()
-    if found["w13_scale"] is None or w13.dtype in _OF_4_BITS:
-        if found["w13_scale"] is not None:
-            gates |= {"scale_b": found["w13_scale"]}
-            downs |= {"scale_b": found["w2_scale"]}
+    between = Between(rows, inner, ends, positions, scaling, narrow)
+    make_rows(lib, hidden.reshape(-1, k), ids, (w13, w2), between, gates, downs, sort)
+    lib.call("moe_combine", rows, positions, *of_rows, out=out.view(-1, k))
+
+
+def _of_weight(of: str, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What was given for a weight, as its grouped GEMM takes it."""
+    names = {"bias": f"{of}_bias", "scale_b": f"{of}_scale"}
+    return {name: given[said] for name, said in names.items() if said in given}
+
+
+Narrow = tuple[torch.Tensor, torch.Tensor]  # rows in e4m3, and their scales
+
+
+class Between(NamedTuple):
+    """What the launches of experts keep between them, contiguous, for R = T * top_k rows: `rows` (R, K) and `inner` (R,
+    N) of the tokens' type, `ends` (experts) and `positions` (T, top_k), i32; and, where rows are quantised, how they
+    are scaled, and room for those of K and of N."""
+
+    rows: torch.Tensor
+    inner: torch.Tensor
+    ends: torch.Tensor
+    positions: torch.Tensor
+    scaling: str = "none"
+    narrow: tuple[Narrow, ...] = ()
+
+
+def make_rows(
+    lib: Library,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: tuple[torch.Tensor, torch.Tensor],
+    between: Between,
+    gates: Mapping[str, Any],
+    downs: Mapping[str, Any],
+    sort: Mapping[str, Any],
+) -> None:
+    """Write to `between.rows` what experts make of x (T, K), a row for each of ids (T, top_k), i32, and to
+    `between.positions` where that is: three launches, or four where rows are quantised in one of their own.
+
+    `weights` are w13 and w2; `gates`, `downs` and `sort` are words of both grouped GEMMs and of moe_permute.
+
+    Raises:
+        KernelMiss: the archive lacks a function for one of them.
+        ArgumentError: the tensors do not go together.
+    """
+    (w13, w2), (rows, inner, ends, positions, scaling, _) = weights, between
+    sort = {"experts": len(w13), **sort}
+    if not between.narrow:
         lib.call("moe_permute", x, ids, out=(rows, ends, positions), **sort)
         lib.grouped_gemm(rows, w13, ends, out=inner, **gates)
         lib.grouped_gemm(inner, w2, ends, out=rows, **downs)
+        return
+    (tokens, scale), (narrow, scale_between) = between.narrow
+    lib.call("moe_permute", x, ids, scaling=scaling, out=(tokens, ends, positions, scale), **sort)
+    if quantises_in_gemm(lib, w13, gates["expected_rows"], gates, inner.dtype):
+        lib.grouped_gemm(tokens, w13, ends, scale_a=scale, out=narrow, scale_d=scale_between, **gates)
     else:
-        scaling = "block" if found["w13_scale"].dim() == 3 else "row_column"
-        narrow, scale = _narrow_like(rows, scaling)
-        lib.call("moe_permute", x, ids, scaling=scaling, out=(narrow, ends, positions, scale), **sort)
-        gates |= {"scale_a": scale, "scale_b": found["w13_scale"]}
-        tokens, (narrow, scale) = narrow, _narrow_like(inner, scaling)
-        if quantises_in_gemm(lib, w13, expected, gates, inner.dtype):
-            lib.grouped_gemm(tokens, w13, ends, out=narrow, scale_d=scale, **gates)
-        else:
-            lib.grouped_gemm(tokens, w13, ends, out=inner, **gates)
-            lib.call("quantise", inner, ends, scaling=scaling, out=(narrow, scale))
-        lib.grouped_gemm(narrow, w2, ends, scale_a=scale, scale_b=found["w2_scale"], out=rows, **downs)
-    lib.call("moe_combine", rows, positions, *of_rows, out=out.view(-1, k))
+        lib.grouped_gemm(tokens, w13, ends, scale_a=scale, out=inner, **gates)
+        lib.call("quantise", inner, ends, scaling=scaling, out=(narrow, scale_between))
+    lib.grouped_gemm(narrow, w2, ends, scale_a=scale_between, out=rows, **downs)
 
 
 def quantises_in_gemm(lib: Library, w13: torch.Tensor, rows: int, words: Mapping[str, Any], wide: torch.dtype) -> bool:
@@ -293,8 +338,7 @@ def quantises_in_gemm(lib: Library, w13: torch.Tensor, rows: int, words: Mapping
     if not _has(*there, Signature(NARROW, NARROW, NARROW, groups, n, k, epilogue, words["overlap"], "block")):
         return False
     per = 2 if gates.gated else 1
-    active = groups * (1.0 - (1.0 - 1.0 / groups) ** rows)
-    if active * (n // per) >= LEAST_TILES_OF_QUANTISING * SCALE_BLOCK:
+    if active_groups(groups, rows) * (n // per) >= LEAST_TILES_OF_QUANTISING * SCALE_BLOCK:
         return True
     return not _has(*there, Quantise(dtype_name(wide), NARROW, n // per, "block", groups))
 
@@ -318,7 +362,7 @@ def _has(number: int, digest: str, signature: Signature) -> bool:
     return True
 
 
-def _narrow_like(rows: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _narrow_like(rows: torch.Tensor, scaling: str) -> Narrow:
     """Room for rows (M, K) in e4m3 and their scales."""
     shape = scale_shape(scaling, *rows.shape)
     return rows.new_empty(rows.shape, dtype=torch.float8_e4m3fn), rows.new_empty(shape, dtype=torch.float32)

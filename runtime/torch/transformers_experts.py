@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError
+from ..grouped_gemm import OVERLAP_OF_EXPERTS
 from ..numbers.epilogue import CLAMPED, CLAMPED_ALPHA, CLAMPED_LIMIT
 from ..numbers.scaling import SCALE_BLOCK
 from ..serve.library import Library
-from .experts import USUAL_OVERLAP, moe
+from .experts import moe
 from .operator import register
 
 # The gates of grouped_gemm that are these activations of transformers and torch, by the name of their class.
@@ -36,7 +37,7 @@ _WEIGHTS = "gate_up_proj", "down_proj"
 _FP8 = "FP8Experts"  # the class of transformers' experts with weights in e4m3
 
 
-def register_experts(lib: Library, name: str = "cute_aot", *, overlap: str = USUAL_OVERLAP) -> None:
+def register_experts(lib: Library, name: str = "cute_aot", *, overlap: str = OVERLAP_OF_EXPERTS) -> None:
     """Let `lib` compute the experts of every model whose `experts_implementation` is `name`.
 
     After it, `model.set_experts_implementation(name)` or `from_pretrained(..., experts_implementation=name)` chooses it

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import ArgumentError
+from ..grouped_gemm import OVERLAP_OF_EXPERTS
 from ..grouped_gemm import Signature as GroupedGemm
 from ..numbers.weights import BLOCK_ROWS, FORMATS, WeightFormat
-from ..plugin.experts import NAMES, OVERLAP, ExpertsDecision, ExpertWeights, Launches, decide, left, stack_problem
+from ..plugin.experts import NAMES, ExpertsDecision, ExpertWeights, Launches, decide, left, stack_problem
 from ..program.tensor import dtype_name
 from ..serve.library import Library
 from ..torch.weights import PreparedWeight, check_scales, prepare_in_place
@@ -57,7 +58,7 @@ class PackedExperts(ExpertWeights):
     def signatures(self, top_k: int, activation: str, global_experts: int) -> tuple[list[Any], list[Any], list[Any]]:
         """As those of other experts."""
         ((count, wide, k), _), d = self.extents(), dtype_name(self.tokens)
-        (gate, down), codes, of = self.epilogues(activation), self.form.codes, (OVERLAP, self.form.word)
+        (gate, down), codes, of = self.epilogues(activation), self.form.codes, (OVERLAP_OF_EXPERTS, self.form.word)
         of_rows = [
             GroupedGemm(d, codes, d, count, wide, k, gate, *of),
             GroupedGemm(d, codes, d, count, k, wide // 2, down, *of),

@@ -9,12 +9,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from aot.search.grouped_gemm import active_groups  # noqa: E402
 from aot.tune import measure  # noqa: E402  # needs torch
 from aot.tune.gemm.prepared_weights import dequantised  # noqa: E402
 from aot.tune.grouped_gemm.measures import ROOM, GroupedMeasures, OperandSet, Weights, scaled  # noqa: E402
 from aot.tune.operation import tuning  # noqa: E402
-from runtime.grouped_gemm import GROUPED_GEMM, Signature  # noqa: E402
+from runtime.grouped_gemm import (  # noqa: E402
+    GROUPED_GEMM,
+    Signature,
+    active_groups,
+)
 from runtime.program.tensor import in_elements  # noqa: E402
 
 PLAIN = Signature("bf16", "bf16", "bf16", 7, 48, 64)

@@ -15,8 +15,8 @@ transformers = pytest.importorskip("transformers", "5", reason="transformers 5 i
 import torch  # noqa: E402
 
 import runtime.torch as aot  # noqa: E402
-from aot.problem.models.experts import OVERLAP  # noqa: E402
 from runtime import ArgumentError  # noqa: E402
+from runtime.grouped_gemm import OVERLAP_OF_EXPERTS  # noqa: E402
 
 from .on_cpu import ExpertsOnCpu, experts, library  # noqa: E402
 
@@ -112,7 +112,7 @@ def test_functions_are_asked_for_that_manifests_of_models_have(
     monkeypatch.setattr(lib, "grouped_gemm", noted)
     with torch.inference_mode():
         model_of("mixtral", experts_implementation="cute_aot")(torch.arange(5)[None])
-    assert set(asked) == {OVERLAP}
+    assert set(asked) == {OVERLAP_OF_EXPERTS}
 
 
 @pytest.mark.parametrize("name", CLAMPED)

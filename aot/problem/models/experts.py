@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from runtime.errors import RecordError
 from runtime.gemm.signature import Signature
-from runtime.grouped_gemm import SCALINGS_OF_GROUPS
+from runtime.grouped_gemm import OVERLAP_OF_EXPERTS, SCALINGS_OF_GROUPS
 from runtime.numbers.epilogue import Epilogue
 from runtime.numbers.quantised import MOST_ROWS_OF_A_GROUP
 from runtime.numbers.scaling import SCALE_BLOCK, SCALINGS
@@ -19,9 +19,6 @@ from runtime.numbers.weights import BLOCK_ROWS, FORMATS, WeightFormat
 
 from ..manifest import Use, signature_problem, use
 from .layers import Experts
-
-# What runtime.torch.moe and the servers' plugins promise: each launch waits before it reads what the others made.
-OVERLAP = "launch"
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ def operations(experts: Experts, ranks: Ranks, of: Arithmetic, tokens: Sequence[
         RecordError: the tokens make more rows than manifests hold, or the experts do not go together.
     """
     a, b, d = of.dtypes
-    types = {"a": a, "b": b, "d": d, "scaling": of.scaling, "overlap": OVERLAP}
+    types = {"a": a, "b": b, "d": d, "scaling": of.scaling, "overlap": OVERLAP_OF_EXPERTS}
     top_k, hidden, local = experts.top_k, experts.hidden, ranks.local(experts)
     spread = {"local": local} if ranks.ep > 1 else {}
     short = {"count": experts.count, "top_k": top_k, **spread}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from runtime.grouped_gemm import Signature
+from runtime.grouped_gemm import Signature, active_groups
 from runtime.numbers.dtypes import DTYPES
 
-from ...search.grouped_gemm import active_groups, rows_of
+from ...search.grouped_gemm import rows_of
 from ..operation import Measures, Tuning, Work
 
 _EXPERTS_OF_A_TOKEN = 8  # of rows that are gathered, as Qwen3's and DeepSeek-V3's experts take tokens
