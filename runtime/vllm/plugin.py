@@ -369,11 +369,11 @@ class Plugin(Served):
     def _take_norms(self, model: Any) -> None:
         """Let norms be the archive's where it has kernels for them, which begin early and let others do so; and vLLM's
         else, and where they quantise, too. All are vLLM's where its class is not as it is known."""
-        from . import norms
-
         assert self.lib is not None
         if not self._takes_norms:
             return
+        from . import norms
+
         try:
             ((rms_norm, _),) = hooks.look_up([hooks.NORM])
         except ArgumentError as error:
