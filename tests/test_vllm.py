@@ -128,7 +128,7 @@ def test_a_bias_that_only_the_first_rank_adds_is_not_asked_of_others(start: Star
         (lambda layer: layer.weight.data.to("meta"), "on meta, and the library serves cpu"),
         (lambda layer: layer.weight.data.double(), "element type torch.float64"),
         (lambda layer: layer.weight.data.float(), "no kernel for f32"),
-        (lambda layer: layer.weight.data[None], "no matrix"),
+        (lambda layer: layer.weight.data[0], "no matrix"),
     ],
 )
 def test_weights_that_no_kernel_reads_are_left(start: Start, change: Any, reason: str) -> None:
@@ -510,6 +510,31 @@ def test_weights_that_are_loaded_again_are_decided_again(start: Start) -> None:
     worker.load_model()
     assert "_cute_aot_plain" not in vars(layer)
     assert ["serves 1 of 1" in line for line in server.lines] == [True, False]
+
+
+def test_a_layer_that_is_no_matrix_is_none_of_those_that_are_required(start: Start) -> None:
+    server = start()
+    layers = nn.ModuleList([server.linear(HIDDEN, HIDDEN), server.linear(HIDDEN, HIDDEN)])
+    layers[1].weight.data = layers[1].weight.data.unsqueeze(1)  # as vLLM does with Mamba's convolutions
+    server.serve(layers, config={"cute_aot": {"archive": "model.aot", "required": "layers"}})
+    assert "serves 1 of 1 linear layers" in server.lines[0]
+
+
+def test_numbers_follow_from_settings_and_not_from_which_engine_was_first(start: Start, tmp_path: Path) -> None:
+    config = {"cute_aot": {"archive": "model.aot", "require_signed": "keys"}}
+
+    def number(*configs: Any) -> int:
+        server, opened = start(), list[Any]()
+        for each in configs:
+            layer = server.linear(HIDDEN, HIDDEN)
+            opened.append(library(tmp_path, SERVED))
+            server.lib = opened[-1]
+            server.serve(layer, config=each)
+        for lib in opened:  # as when a process ends
+            lib.close()
+        return int(layer._cute_aot_plain)
+
+    assert number({"cute_aot": "model.aot"}, config) == number(config)
 
 
 # --- the key of the compile cache ---

@@ -51,6 +51,40 @@ def test_one_gemm_computes_gates_and_activation(made: Start, have: list[dict[str
     assert "serves 2 of 2 linear layers and 1 activations (2 signatures preloaded" in line
 
 
+def load_again(mlp: Any) -> None:
+    """As vLLM's layerwise reload does: each layer is processed again, and no worker's `load_model` is called."""
+    for layer in (mlp.gate_up_proj, mlp.down_proj):
+        layer.quant_method.process_weights_after_loading(layer)
+
+
+@pytest.mark.parametrize("have", [[SWIGLU, DOWN], [GATE_UP, SWIGLU, DOWN]], ids=["fused-alone", "both"])
+@pytest.mark.parametrize("whole", [False, True], ids=["layers", "model"])
+def test_activation_is_computed_once_after_weights_are_loaded_again(
+    made: Start, have: list[dict[str, Any]], whole: bool
+) -> None:
+    server = made(have)
+    mlp = mlp_of(server)
+    worker = server.serve(mlp)
+    nn.init.normal_(mlp.gate_up_proj.weight)
+    worker.load_model() if whole else load_again(mlp)
+    (x,) = tensors((5, HIDDEN))
+    assert near(mlp(x), expected(mlp, x))
+    assert server.lib.calls == [FUSED, (HIDDEN, INNER, "none")]
+
+
+def test_activation_is_the_servers_again_where_weights_are_loaded_again_beside_an_engine_without_archive(
+    made: Start,
+) -> None:
+    server = made([GATE_UP, SWIGLU, DOWN])
+    mlp = mlp_of(server)
+    server.serve(mlp)
+    server.serve(server.linear(HIDDEN, HIDDEN), config={})
+    load_again(mlp)
+    (x,) = tensors((5, HIDDEN))
+    assert near(mlp(x), expected(mlp, x))
+    assert server.lib.calls == []
+
+
 EARLY = [signature(of["n"], of["k"], epilogue=of["epilogue"], overlap="weights") for of in (GATE_UP, SWIGLU, DOWN)]
 ALONE = (2 * INNER, HIDDEN, "none")
 

@@ -83,7 +83,7 @@ def test_weights_are_prepared_in_their_own_memory(serve: Any, method: str, words
     weights, scales, _ = NAMES[method]
     before = {name: getattr(layer, name).data_ptr() for of in ("w13", "w2") for name in (of + weights, of + scales)}
     server.serve(layer, **QUANTISED)
-    prepared = kernel_of(layer).launches.prepared
+    prepared = kernel_of(layer).launches.operands().prepared
     assert [weight.b.data_ptr() for weight in prepared] == [before[of + weights] for of in ("w13", "w2")]
     if scaling == "int4_weight":  # with zero points they need more
         assert [weight.scale_b.data_ptr() for weight in prepared] == [before[of + scales] for of in ("w13", "w2")]

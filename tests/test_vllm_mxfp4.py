@@ -92,7 +92,7 @@ def test_weights_are_prepared_in_their_own_memory_and_not_laid_out(serve: Any) -
     before = {name: (getattr(layer, name).data_ptr(), getattr(layer, name).clone()) for name in names}
     server.serve(layer, **QUANTISED)
     assert not layer.laid_out
-    read = kernel_of(layer).launches.prepared
+    read = kernel_of(layer).launches.operands().prepared
     assert [of.data_ptr() for weight in read for of in weight] == [pointer for pointer, _ in before.values()]
     for name, (pointer, checkpoint) in before.items():
         assert getattr(layer, name).data_ptr() == pointer

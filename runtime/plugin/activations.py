@@ -7,6 +7,7 @@ gives what `down_proj` takes. Knows what MLPs look like, and nothing of archives
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -41,6 +42,23 @@ class Mlp(NamedTuple):
     def restore(self) -> None:
         """Let the module compute it again."""
         self.module.act_fn = self.activation
+
+
+class Fused(NamedTuple):
+    """An MLP whose activation its first GEMM computes, which this does not keep alive."""
+
+    module: weakref.ref[Any]
+    activation: Any
+
+    @classmethod
+    def of(cls, mlp: Mlp) -> Fused:
+        """What is known of `mlp`."""
+        return cls(weakref.ref(mlp.module), mlp.activation)
+
+    def mlp(self) -> Mlp | None:
+        """It, if it is still there."""
+        module = self.module()
+        return None if module is None else Mlp(module, self.activation)
 
 
 def mlps(model: Any, silu_and_mul: type, besides: frozenset[str] = frozenset()) -> Iterator[Mlp]:

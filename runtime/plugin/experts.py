@@ -6,9 +6,9 @@ Knows the weights of experts as servers hold them, and no module of theirs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -218,18 +218,26 @@ class Made:
     weights: torch.Tensor | None
 
 
+class Operands(NamedTuple):
+    """What launches take of a layer besides the weights that a call gives: `biases` and `scales` as `ExpertWeights` has
+    them; and weights of 4 bits as they were `prepared`, w13 and w2, whatever a call gives."""
+
+    biases: tuple[torch.Tensor, ...] = ()
+    scales: tuple[torch.Tensor, ...] = ()
+    prepared: tuple[PreparedWeight, ...] = ()
+
+
 @dataclass(frozen=True)
 class Launches:
-    """The experts of one layer: three launches of `lib` that make rows, four of weights in e4m3, and one more that adds
-    them up. `biases` and `scales` are as `ExpertWeights` has them; with `on_input` tokens come times their weights.
-    Weights of 4 bits are `prepared`, w13 and w2, whatever a call gives."""
+    """The experts of one layer: three launches of `lib` that make rows, or, of weights in e4m3, for which rows are
+    quantised (`quantises`), four, and one more that adds them up. `operands` gives what the layer holds at a call, as a
+    server may load weights again; with `on_input` tokens come times their weights."""
 
     lib: Library
     activation: str
-    biases: tuple[torch.Tensor, ...] = ()
-    scales: tuple[torch.Tensor, ...] = ()
+    operands: Callable[[], Operands] = Operands
     on_input: bool = False
-    prepared: tuple[PreparedWeight, ...] = ()
+    quantises: bool = False
 
     def make(
         self,
@@ -249,35 +257,38 @@ class Launches:
             KernelMiss: the archive lacks a function for one of them.
             ArgumentError: the tensors do not go together.
         """
-        of = (bare(w13), bare(w2)) if not self.prepared else (self.prepared[0].b, self.prepared[1].b)
+        held = self.operands()
+        of = (held.prepared[0].b, held.prepared[1].b) if held.prepared else (bare(w13), bare(w2))
         expected = expected_rows(ids, of[0], expert_map)
-        gates, downs = {"epilogue": self.activation, **self._words(0, expected)}, self._words(1, expected)
+        gates, downs = {"epilogue": self.activation, **_words(held, 0, expected)}, _words(held, 1, expected)
         sort = {} if expert_map is None else {"expert_map": expert_map}
-        between = buffers.between(hidden, ids.shape[1], len(of[0]), columns_of(of[1]), bool(self.scales))
+        between = buffers.between(hidden, ids.shape[1], len(of[0]), columns_of(of[1]), self.quantises)
         make_rows(self.lib, hidden, ids.to(torch.int32).contiguous(), of, between, gates, downs, sort)
         of_rows = None if self.on_input else weights.to(torch.float32).contiguous()
         return Made(between.rows, between.positions, of_rows)
 
-    def _words(self, at: int, expected: int) -> dict[str, Any]:
-        """Those of the grouped GEMM of w13, or of w2, for so many rows."""
-        words: dict[str, Any] = {"overlap": OVERLAP_OF_EXPERTS, "expected_rows": expected}
-        if self.biases:
-            words["bias"] = bare(self.biases[at])
-        if self.prepared or self.scales:
-            words["scale_b"] = self.prepared[at].scale_b if self.prepared else bare(self.scales[at])
-        return words
-
     def wide(self, w13: torch.Tensor, w2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights as the server's kernels read them, which cannot read prepared ones: those are made anew in bf16."""
-        if not self.prepared:
+        prepared = self.operands().prepared
+        if not prepared:
             return w13, w2
-        of_w13, of_w2 = map(widened, self.prepared)
+        of_w13, of_w2 = map(widened, prepared)
         return of_w13, of_w2
 
     def combine(self, made: Made, out: torch.Tensor) -> None:
         """Add up to `out` (T, K) what the experts of each token made; raises as `make` does."""
         weights = () if made.weights is None else (made.weights,)
         self.lib.call("moe_combine", made.rows, made.positions, *weights, out=out)
+
+
+def _words(held: Operands, at: int, expected: int) -> dict[str, Any]:
+    """Those of the grouped GEMM of w13, or of w2, for so many rows."""
+    words: dict[str, Any] = {"overlap": OVERLAP_OF_EXPERTS, "expected_rows": expected}
+    if held.biases:
+        words["bias"] = bare(held.biases[at])
+    if held.prepared or held.scales:
+        words["scale_b"] = held.prepared[at].scale_b if held.prepared else bare(held.scales[at])
+    return words
 
 
 def wide_elements(rows: int, width: int, experts: int, element_bytes: int, narrow: int = 0) -> int:

@@ -12,7 +12,7 @@ import logging
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import AotError, ArgumentError
 from ..gemm.signature import Signature
@@ -23,6 +23,9 @@ from .log import own_name, words
 from .metrics import Exporting
 from .recording import Recording
 from .settings import LAYERS, Settings
+
+if TYPE_CHECKING:
+    from .activations import Fused, Mlp
 
 # Of a layer that is served: the library's number, and the weight's type. vLLM's class of weights hides attributes
 # behind `__torch_function__`, which a trace need not go through.
@@ -69,6 +72,7 @@ class Served:
         self.lib: Library | None = None  # of the model that was loaded last
         self._required = ""  # without which the server is not to start
         self._digest = ""  # of what it serves
+        self._began_with: Library | None = None  # which a graph may call though `lib` was given up
         self._serving = False  # whether a layer of any model was taken
         # Layers and graphs of earlier models hold numbers of theirs, so libraries stay open as long as the process.
         self._opened: dict[str, Library] = {}
@@ -76,7 +80,8 @@ class Served:
         self._ready: set[str] = set()  # signatures whose kernels are loaded
         # Of quantised layers those that the server computes, by kind and reason.
         self._quantised_left: Counter[tuple[str, str]] = Counter()
-        self._fused: list[Any] = []  # the MLPs whose activations are not as the server made them
+        # By layers that compute their MLPs' activations, of whatever engine.
+        self._fused: weakref.WeakKeyDictionary[Any, Fused] = weakref.WeakKeyDictionary()
         self._decisions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by layer, or fp8 GEMM
 
     # --- it begins ---
@@ -110,17 +115,16 @@ class Served:
                     record(settings.record)
                 if settings.paths:
                     lib = serve(settings)
-                    self.lib, self._digest = lib, lib.digest
+                    self.lib, self._began_with, self._digest = lib, lib, lib.digest
         except Exception as error:  # the server goes on with its own kernels, whatever it is
             self.refuse(error)
         self._exporting.begin(self.lib, engine_and_rank)
 
     def _forget(self) -> None:
         """Begin anew; what an earlier engine was given goes on as it is."""
-        self.lib, self._digest, self._serving = None, "", False
+        self.lib, self._began_with, self._digest, self._serving = None, None, "", False
         self._ready.clear()
         self._quantised_left.clear()
-        self._fused.clear()
         self._decisions.clear()
 
     def _open(self, settings: Settings, workspaces: str) -> Library:
@@ -142,8 +146,10 @@ class Served:
         from ..torch.operator import register
 
         assert self.lib is not None
-        # Not `Library.identity`: a graph may come from the cache of a process on another device.
-        return register(self.lib, identity=f"{self._server.name.lower()} {self.lib.digest}")
+        # Not `Library.identity`: a graph may come from the cache of a process on another device. Nor is it the digest
+        # alone, or a number would follow from which of the libraries of one file a process opened first.
+        (opened,) = (key for key, lib in self._opened.items() if lib is self.lib)
+        return register(self.lib, identity=f"{self._server.name.lower()} {opened}")
 
     # --- its model is loaded ---
 
@@ -176,9 +182,10 @@ class Served:
         return way, besides
 
     def decide(self, method: Any, layer: Any) -> None:
-        """Let the archive compute a layer whose weight is in place, if it has a checked kernel for it."""
-        self._leave(layer)
-        if self.lib is None:
+        """Let the archive compute a layer whose weight is in place, if it has a checked kernel for it; with its MLP's
+        activation, if it did that before weights were loaded again."""
+        fused = self._leave(layer)
+        if self.lib is None or len(layer.weight.shape) > 2:  # a convolution's, whose method servers set, and never call
             return
         try:
             from .linears import Decision, decide
@@ -188,6 +195,8 @@ class Served:
             else:
                 decision = Decision("linear layer", reason=f"{type(method).__name__} has an apply of its own")
             self._take(layer, decision)
+            if fused is not None and (mlp := fused.mlp()) is not None:
+                self._fuse_one(mlp)
         except Exception as error:  # a layer, or a device, that is not as it is known
             self._give_up(error)
 
@@ -243,26 +252,31 @@ class Served:
 
         The parameters are those of `activations.mlps`.
         """
+        from .activations import mlps
+
+        for mlp in mlps(model, silu_and_mul, besides):
+            self._fuse_one(mlp)
+
+    def _fuse_one(self, mlp: Mlp) -> None:
+        """The same of one MLP, whose layer was decided about."""
         from . import gated
-        from .activations import EPILOGUE, mlps
+        from .activations import EPILOGUE, Fused
         from .linears import fused, overlap_of
 
         assert self.lib is not None
-        for mlp in mlps(model, silu_and_mul, besides):
-            layer, decision = mlp.gate_up, self._decisions.get(mlp.gate_up)
-            if decision is None or not hooks.is_hooked(type(layer.quant_method), "apply"):
-                continue
-            decision = fused(self.lib, layer, decision, EPILOGUE)
-            if decision.fused:
-                setattr(layer, _FUSED, self._number())
-                setattr(layer, _FUSED + OVERLAP_SUFFIX, overlap_of(decision.fused))
-                setattr(layer, _DTYPE, layer.weight.dtype)
-                if decision.apart:
-                    setattr(layer, _APART, (overlap_of(decision.plain), gated.flat(decision.apart)))
-                    gated.use(self._number(), mlp.kernel)
-                self._decisions[layer] = decision
-                self._fused.append(mlp)
-                mlp.leave_to_gemm()
+        layer, decision = mlp.gate_up, self._decisions.get(mlp.gate_up)
+        if decision is None or not hooks.is_hooked(type(layer.quant_method), "apply"):
+            return
+        decision = fused(self.lib, layer, decision, EPILOGUE)
+        if decision.fused:
+            setattr(layer, _FUSED, self._number())
+            setattr(layer, _FUSED + OVERLAP_SUFFIX, overlap_of(decision.fused))
+            setattr(layer, _DTYPE, layer.weight.dtype)
+            if decision.apart:
+                setattr(layer, _APART, (overlap_of(decision.plain), gated.flat(decision.apart)))
+                gated.use(self._number(), mlp.kernel)
+            self._decisions[layer], self._fused[layer] = decision, Fused.of(mlp)
+            mlp.leave_to_gemm()
 
     def _preload(self, keys: set[str], rows: int = 1, tokens: tuple[int, int | None] = (1, None)) -> int:
         """Load the kernels of these signatures, which see so many rows for each token, and plan for as many numbers of
@@ -307,20 +321,22 @@ class Served:
     def _give_up(self, error: Exception) -> None:
         """Let the server compute every layer that it still can: nothing was traced yet."""
         self.lib = None
-        for mlp in self._fused:
-            mlp.restore()
         for layer, decision in list(self._decisions.items()):
             if not decision.binding:  # or its kernels are loaded
                 self._leave(layer)
         self.refuse(error)
 
-    def _leave(self, layer: Any) -> None:
-        """Let the server compute a layer."""
+    def _leave(self, layer: Any) -> Fused | None:
+        """Let the server compute a layer, and its MLP the activation, if the layer did: then which that is."""
+        fused = self._fused.pop(layer, None)
+        if fused is not None and (mlp := fused.mlp()) is not None:
+            mlp.restore()
         ways = [way + of for way in (PLAIN, _BIASED, _FUSED) for of in ("", OVERLAP_SUFFIX)]
         for name in (*ways, _DTYPE, _APART):
             if name in vars(layer):
                 delattr(layer, name)
         self._decisions.pop(layer, None)
+        return fused
 
     def refuse(self, error: Exception) -> None:
         """Say in one line why nothing is served.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..plugin.experts import (
     ExpertWeights,
     Launches,
     Made,
+    Operands,
     decide,
     left,
     say_refused,
@@ -31,6 +33,7 @@ from . import hooks
 # The gates of grouped_gemm that are vLLM's activations, by name. The first three have gate in the first half of N; of
 # GPT-OSS's, rows of gate and up take turns, and the factor and limit are those of the epilogue.
 _GATES = {"SILU": "swiglu", "GELU": "geglu", "GELU_TANH": "geglu_tanh", "SWIGLUOAI": "swiglu_clamped_interleaved"}
+BIASES, _SCALES = ("w13_bias", "w2_bias"), ("w13_weight_scale_inv", "w2_weight_scale_inv")  # of layers
 _LIMITS = ("swiglu_limit", "swiglu_alpha", "swiglu_beta")  # of a layer's gate, None where it has the usual one
 
 
@@ -85,8 +88,14 @@ def weighed(layer: Any) -> str:
 
 def launches(lib: Library, method: Any, layer: Any) -> Launches:
     """Those of a layer that was taken."""
-    of = biases_of(method, layer), _scales(method, layer), layer.apply_router_weight_on_input
-    return Launches(lib, gate_of(layer), *of)
+    biases, scales = (BIASES if method.moe.has_bias else ()), (_SCALES if _is_fp8(method) else ())
+    of = weakref.ref(layer)
+
+    def held() -> Operands:
+        layer = of()
+        return Operands(*(tuple([getattr(layer, name).data for name in names]) for names in (biases, scales)))
+
+    return Launches(lib, gate_of(layer), held, layer.apply_router_weight_on_input, bool(scales))
 
 
 def _is_fp8(method: Any) -> bool:
@@ -97,12 +106,12 @@ def _scales(method: Any, layer: Any) -> tuple[Any, ...]:
     """Those of blocks of w13 and w2, or none."""
     if not _is_fp8(method):
         return ()
-    return tuple(getattr(layer, f"{name}_weight_scale_inv").data for name in ("w13", "w2"))
+    return tuple(getattr(layer, name).data for name in _SCALES)
 
 
 def biases_of(method: Any, layer: Any) -> tuple[Any, ...]:
     """Those of w13 and w2, or none; on ranks of tensor parallelism that add none, vLLM has w2's made of zeros."""
-    return (layer.w13_bias, layer.w2_bias) if method.moe.has_bias else ()
+    return tuple(getattr(layer, name) for name in BIASES) if method.moe.has_bias else ()
 
 
 def is_ours(chosen: Any) -> bool:
@@ -138,14 +147,14 @@ def ours(triton: type, log: logging.Logger) -> type:
             meta = global_num_experts, local_num_experts, expert_tokens_meta, activation
             workspace13, workspace2, output = super().workspace_shapes(M, N, K, topk, *meta)
             if self.launches is not None:  # no width of these is less than K, and elements have 16 bits
-                narrow = N // 2 if self.launches.scales else 0
+                narrow = N // 2 if self.launches.quantises else 0
                 workspace2 = (wide_elements(M * topk, max(N, K), local_num_experts, 2, narrow),)
             return workspace13, workspace2, output
 
         @property
         def expects_unquantized_inputs(self) -> bool:
             """Whether vLLM is to pass tokens as they are, which its own kernels then quantise too."""
-            quantises = self.launches is not None and bool(self.launches.scales)
+            quantises = self.launches is not None and self.launches.quantises
             return quantises or bool(super().expects_unquantized_inputs)
 
         def finalize_weight_and_reduce_impl(self) -> Any:

@@ -8,6 +8,8 @@ and a kernel of the plugin's class.
 from __future__ import annotations
 
 import logging
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ from ..errors import ArgumentError
 from ..grouped_gemm import OVERLAP_OF_EXPERTS
 from ..grouped_gemm import Signature as GroupedGemm
 from ..numbers.weights import BLOCK_ROWS, FORMATS, WeightFormat
-from ..plugin.experts import NAMES, ExpertsDecision, ExpertWeights, Launches, decide, left, stack_problem
+from ..plugin.experts import NAMES, ExpertsDecision, ExpertWeights, Launches, Operands, decide, left, stack_problem
 from ..program.tensor import dtype_name
 from ..serve.library import Library
 from ..torch.weights import PreparedWeight, check_scales, prepare_in_place
@@ -143,6 +145,7 @@ class Int4Experts(PackedExperts):
 # --- a layer of vLLM's ---
 
 _CHOSEN = "_cute_aot_chosen"  # of a method: the class that vLLM chose
+_WEIGHTS, _SCALES = ("w13_weight", "w2_weight"), ("_cute_aot_w13_scale", "_cute_aot_w2_scale")  # of a layer, prepared
 
 
 class _Int4(NamedTuple):
@@ -239,11 +242,34 @@ def kernel_of(method: Any, layer: Any, log: logging.Logger) -> tuple[Any, Any]:
 
 
 def take(lib: Library, method: Any, layer: Any, weights: PackedExperts, kernel: Any, described: Any) -> None:
-    """Prepare the weights where they are, and let the kernel launch the archive's functions with them."""
-    of, prepared = (weights.biases, (), layer.apply_router_weight_on_input), weights.prepare()
-    kernel.fused_experts.launches = Launches(lib, experts.gate_of(layer), *of, prepared=prepared)
-    if isinstance(weights, Int4Experts):  # whose rows are of K; vLLM reads the number of rows of N from shapes
-        for name, weight in zip(("w13_weight", "w2_weight"), prepared, strict=True):
+    """Prepare the weights where they are, and let the kernel launch the archive's functions with them.
+
+    All that graphs read is a parameter or a buffer of the layer: what vLLM loads again it copies to the memory of these
+    by their names, and what was made of it meanwhile it drops."""
+    prepared = weights.prepare()
+    for name, scale, weight in zip(_WEIGHTS, _SCALES, prepared, strict=True):
+        if isinstance(weights, Int4Experts):  # whose rows are of K; vLLM reads the number of rows of N from shapes
             setattr(layer, name, torch.nn.Parameter(weight.b.view(torch.uint8), requires_grad=False))
+        layer.register_buffer(scale, weight.scale_b, persistent=False)
+    held = _held(layer, weights.biases, [(weight.b.dtype, weight.b.shape) for weight in prepared])
+    on_input = layer.apply_router_weight_on_input
+    kernel.fused_experts.launches = Launches(lib, experts.gate_of(layer), held, on_input)
     setattr(method, _CHOSEN, method.experts_cls)
     method.experts_cls, method.moe_kernel, method.moe_quant_config = type(kernel.fused_experts), kernel, described
+
+
+def _held(
+    layer: Any, biases: tuple[Any, ...], forms: Sequence[tuple[torch.dtype, torch.Size]]
+) -> Callable[[], Operands]:
+    """What gives a layer's operands at a call; weights are of these types and shapes."""
+    of, names = weakref.ref(layer), experts.BIASES if biases else ()
+
+    def held() -> Operands:
+        layer = of()
+        prepared = [
+            PreparedWeight(getattr(layer, name).data.view(dtype).view(shape), getattr(layer, scale))
+            for name, scale, (dtype, shape) in zip(_WEIGHTS, _SCALES, forms, strict=True)
+        ]
+        return Operands(tuple([getattr(layer, name).data for name in names]), prepared=tuple(prepared))
+
+    return held

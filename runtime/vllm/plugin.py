@@ -54,6 +54,7 @@ class Plugin(Served):
         self._launching: list[Any] = []  # vLLM's experts whose launches are the archive's
         self._takes_norms = False
         self._norms: list[Any] = []  # the norms that are the archive's
+        self._activations: list[Any] = []  # MLPs whose activations a pass over graphs may let quantise
         self._read: set[Any] = set()  # what fp8 layers read that nobody has quantised
         self._packs = False  # whether graphs are compiled with the pass of `packed_tokens`
 
@@ -315,6 +316,8 @@ class Plugin(Served):
     def _give_up(self, error: Exception) -> None:
         for made in self._launching:
             made.launches = None
+        for mlp in self._activations:
+            mlp.restore()
         if self._norms:
             from .norms import restore
 
@@ -324,7 +327,8 @@ class Plugin(Served):
 
     def _forget(self) -> None:
         super()._forget()
-        self._launching, self._norms, self._read, self._packs = [], [], set(), False
+        self._launching, self._norms, self._activations = [], [], []
+        self._read, self._packs = set(), False
 
     def loaded(self, worker: Any) -> None:
         """Let GEMMs compute the activations that they can, load and plan the kernels of the layers that were taken, and
@@ -364,7 +368,7 @@ class Plugin(Served):
             mlp.module.act_fn = Activation(self._number(), mlp.activation, signature.x)
             gated.use(self._number(), mlp.kernel)
             self._decisions[mlp.module.act_fn] = Decision(ACTIVATION, signature.key())
-            self._fused.append(mlp)
+            self._activations.append(mlp)
 
     def _take_norms(self, model: Any) -> None:
         """Let norms be the archive's where it has kernels for them, which begin early and let others do so; and vLLM's
@@ -391,12 +395,14 @@ class Plugin(Served):
     # --- its graphs are compiled ---
 
     def cache_key(self, key: str) -> str:
-        """vLLM's key of a compiled graph, changed by what the archive does in it: version, digest, layers taken."""
+        """vLLM's key of a compiled graph, changed by what the archive does in it: version, digest, kind of GPU, which
+        says what was tuned up to which M, and layers taken."""
         taken = [(at, each) for at, each in self._decisions.items() if each.keys]
         if not taken:
             return key
         layers = sorted(f"{_name_of(at)} {' '.join(sorted(each.keys))}" for at, each in taken)
-        factors = [key, __version__, _sources(), self._digest, *layers]
+        kind = str(None if self._began_with is None else self._began_with.stats().gpu)
+        factors = [key, __version__, _sources(), self._digest, kind, *layers]
         return hashlib.sha256("\n".join(factors).encode()).hexdigest()[: len(key)]
 
 

@@ -38,7 +38,7 @@ from aot.tune.gemm.prepared_weights import dequantised, prepared, put_zero_point
 from aot.tune.grouped_gemm.measures import GroupedMeasures, OperandSet, scaled  # noqa: E402
 from aot.tune.quantise.measures import error_behind, quantised  # noqa: E402
 from runtime.numbers.quantised import scale_shape  # noqa: E402
-from runtime.plugin.experts import Buffers, Launches, wide_elements  # noqa: E402
+from runtime.plugin.experts import Buffers, Launches, Operands, wide_elements  # noqa: E402
 from runtime.torch.experts import quantises_in_gemm  # noqa: E402
 
 from ..gpu_library import library_of_module as library_of_module  # noqa: E402
@@ -397,7 +397,8 @@ def test_launches_into_a_servers_buffers_give_the_bits_of_the_operator(served: l
             elements = wide_elements(rows, max(up.n, up.k), up.groups, 2, down.k if of.scales else 0)
             wide, inner = (hidden.new_full((n,), float("nan")) for n in (elements, rows * max(down.k, up.k)))
             out = inner[: tokens * up.k].view(tokens, up.k)
-            launches = Launches(library, of.activation, of.biases, of.scales)
+            held = functools.partial(Operands, of.biases, of.scales)
+            launches = Launches(library, of.activation, held, quantises=bool(of.scales))
 
             def step(given: Any = (hidden, w13, w2, ids, weights), to: Any = (launches, wide, inner, out)) -> None:
                 launches, wide, inner, out = to
