@@ -18,6 +18,7 @@ from .pack.build_table import Asked
 from .problem.manifest import Manifest
 from .providers.spec_file import SpecFunction
 from .search import universal
+from .search.estimates import OWN_ESTIMATES
 from .search.operation import building, names
 from .search.provider import Compilable, provider, provider_names
 from .search.targets import TARGETS
@@ -183,9 +184,7 @@ def select_universal(
         for form in set(universal.forms(signatures)) - {c.form for c in chosen}:
             reason = _NOT_ESTIMATED if every_variant(name, form) else NOT_COMPUTED + why_none(name, form)
             unserved.append(Unserved(universal.form_word(form), name, reason, asked_at.get(form, "")))
-        ranking[name] = "the families' own estimates" + (
-            f", and times in {', '.join(path.name for path in times)}" if measured else ""
-        )
+        ranking[name] = OWN_ESTIMATES + (f", and times in {', '.join(path.name for path in times)}" if measured else "")
     return Selection(manifests, tuple(ranking), (), (), ranking, limit, tuple(forms), tuple(sorted(unserved)))
 
 

@@ -20,6 +20,8 @@ from .h200 import H200
 from .provider import family_of
 from .variants import Variant
 
+OWN_ESTIMATES = "the families' own estimates"  # of an order of variants, as archives say
+
 
 class _Extents(NamedTuple):
     """A signature's extents, as estimates ask for them."""

@@ -5,11 +5,13 @@ Knows no operation: `aot.search.operation.Building.form` says what of a signatur
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from runtime.numbers.dtypes import DTYPES
 from runtime.program.operation import OVERLAPS
 
-from .variants import Family
+from .variants import Family, Variant
 
 
 class VariantForm(NamedTuple):
@@ -46,3 +48,22 @@ def lacks(family: Family, form: VariantForm) -> list[str]:
 def relies_on_more(relied: object, promised: str) -> bool:
     """Whether a choice called overlap relies on more than is promised; words that are no such promise mean others."""
     return relied in OVERLAPS and OVERLAPS.index(str(relied)) > OVERLAPS.index(promised)
+
+
+def unpromised(variant: Variant, promised: str) -> str | None:
+    """Why a variant that has a choice called overlap cannot compute a signature that promises this, or None."""
+    relied = variant.options.get("overlap")
+    if relies_on_more(relied, promised):
+        return f"{variant.family}: relies on overlap {relied}, promised is {promised}"
+    return None
+
+
+def no_whole_pieces(access_bytes: int, rows: Iterable[tuple[str, int, str]]) -> str | None:
+    """Why rows of matrices are no whole pieces of so many bytes, or None. Of each row its extent by name, how many
+    elements that is, and their type."""
+    for extent, value, element in rows:
+        pieces = DTYPES[element].filling(access_bytes)
+        if value % pieces:
+            need = f"which {access_bytes}-byte access to {element} needs"
+            return f"{extent} = {value} is not a multiple of {pieces}, {need}"
+    return None

@@ -8,12 +8,11 @@ from functools import lru_cache
 
 from runtime import native
 from runtime.gemm.signature import Signature
-from runtime.numbers.dtypes import DTYPES
 from runtime.program.record import Record
 
 from . import boosted, packaged, rank
 from .estimates import Estimates
-from .form import VariantForm, relies_on_more
+from .form import VariantForm, no_whole_pieces, unpromised
 from .m_values import points, waves
 from .operation import Building, Shortlist
 from .provider import provider, provider_names
@@ -52,11 +51,8 @@ class GemmBuilding(Building):
         Tiles and clusters that hang over the edge of D are no limit, unless the family's own says so: loads past it
         give zeros and stores past it are dropped. A choice called overlap may rely on no more than is promised.
         """
-        relied = variant.options.get("overlap")
-        if relies_on_more(relied, signature.overlap):
-            return f"{variant.family}: relies on overlap {relied}, promised is {signature.overlap}"
         access_bytes = family.access_bytes if family else Family.access_bytes
-        if reason := _pieces(access_bytes, signature):
+        if reason := unpromised(variant, signature.overlap) or _pieces(access_bytes, signature):
             return reason
         return family.limit(variant, signature) if family else None
 
@@ -119,17 +115,10 @@ def _with(variants: Sequence[Variant], last: Variant | None) -> tuple[Variant, .
 def _pieces(access_bytes: int, signature: Signature) -> str | None:
     """Why rows of a signature's matrices are no whole pieces of so many bytes, or None: asked for each variant."""
     rows = ("n", signature.n, signature.b) if signature.b_major == "n" else ("n", signature.n, signature.d)
-    for extent, value, element in (
-        rows,
-        ("columns of D", signature.columns, signature.d),
-        ("k", signature.k, signature.a),
-        ("k", signature.k, signature.b),
-    ):
-        divisibility = DTYPES[element].filling(access_bytes)
-        if value % divisibility:
-            need = f"which {access_bytes}-byte access to {element} needs"
-            return f"{extent} = {value} is not a multiple of {divisibility}, {need}"
-    return None
+    columns = "columns of D", signature.columns, signature.d
+    return no_whole_pieces(
+        access_bytes, (rows, columns, ("k", signature.k, signature.a), ("k", signature.k, signature.b))
+    )
 
 
 def _limits(signature: Signature, tokens: Sequence[int], multiprocessors: int, limit: int) -> dict[int, int]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from runtime.grouped_gemm import Signature
-from runtime.numbers.dtypes import DTYPES
 
-from .form import VariantForm, relies_on_more
+from .estimates import OWN_ESTIMATES
+from .form import VariantForm, no_whole_pieces, unpromised
 from .legal import legal_variants, overlaps_less
 from .operation import Building, Shortlist
 from .provider import family_of, provider_names
@@ -16,7 +16,6 @@ from .shorthand import Experts
 from .variants import Family, Variant
 
 _ROOMY, _ROOMY_GROUPS = 4096, 8
-_SOURCE = "estimates of aot.providers.estimate_grouped"
 
 
 class GroupedBuilding(Building):
@@ -29,34 +28,15 @@ class GroupedBuilding(Building):
         """Element types of A, B and D, and all words."""
         return VariantForm((s.a, s.b, s.d), scaling=s.scaling, epilogue=s.epilogue, overlap=s.overlap, rows=s.rows)
 
-    def unlike(self, variant: Variant, signature: Signature) -> str | None:
-        """By element types, epilogue and scaling."""
-        form = self.form(signature)
-        if variant.elements != form.elements:
-            return f"{variant.family} is of {', '.join(variant.elements)}, not {', '.join(form.elements)}"
-        for what in ("epilogue", "scaling"):
-            found, wanted = getattr(variant, what), getattr(form, what)
-            if found != wanted:
-                return f"{variant.family}: {what} is {found}, not {wanted}"
-        return None
-
     def limit(self, variant: Variant, family: Family | None, signature: Signature) -> str | None:
         """Rows of A, B and D are loaded and stored in pieces, so K and columns of D must fill whole pieces. A choice
         called overlap may rely on no more than is promised. A family takes rows in one way."""
         if family and family.rows != signature.rows:
             return f"{variant.family}: rows are {family.rows}, not {signature.rows}"
-        relied = variant.options.get("overlap")
-        if relies_on_more(relied, signature.overlap):
-            return f"{variant.family}: relies on overlap {relied}, promised is {signature.overlap}"
         access_bytes = family.access_bytes if family else Family.access_bytes
-        for what, extent, element in (
-            ("columns of D", signature.columns, signature.d),
-            ("k", signature.k, signature.a),
-        ):
-            pieces = DTYPES[element].filling(access_bytes)
-            if extent % pieces:
-                need = f"which {access_bytes}-byte access to {element} needs"
-                return f"{what} = {extent} is not a multiple of {pieces}, {need}"
+        rows = ("columns of D", signature.columns, signature.d), ("k", signature.k, signature.a)
+        if reason := unpromised(variant, signature.overlap) or no_whole_pieces(access_bytes, rows):
+            return reason
         return family.limit(variant, signature) if family else None
 
     def roomy(self, signature: Signature) -> Signature:
@@ -79,7 +59,7 @@ class GroupedBuilding(Building):
                 us = dict(zip(variants, estimates(signature, m), strict=True))
                 by_m.append((m, tuple(sorted(variants, key=us.__getitem__)[:limit])))
             found[signature] = tuple(by_m)
-        return Shortlist(found, _SOURCE if found else "")
+        return Shortlist(found, OWN_ESTIMATES if found else "")
 
 
 def rows_of(signature: Signature, m: int) -> int:

@@ -28,7 +28,7 @@ from runtime.gemm.signature import Signature
 from runtime.program.operation import OVERLAPS
 
 from . import boosted, targets
-from .estimates import Estimates
+from .estimates import OWN_ESTIMATES, Estimates
 from .h200 import H200
 from .legal import overlaps_less, unsuited
 from .matmul_heuristics import MatmulHeuristics, Unknown
@@ -286,7 +286,7 @@ class _Suited:
 
     def source(self, model: Model) -> str:
         """What puts these variants in order."""
-        words = ["the families' own estimates"] if self.estimated else []
+        words = [OWN_ESTIMATES] if self.estimated else []
         return ", then ".join([*words, model.source] if self.shapes or not words else words)
 
 
