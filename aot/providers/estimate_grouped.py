@@ -1,7 +1,8 @@
 """How long a grouped GEMM of our own takes: a guess from its tiles, for putting the choices for a problem in order.
 
 Rows are taken to be spread over groups at random, each as likely as any other, as a router's load is at best. Rates are
-those of an H200's persistent GEMM; nothing here was fitted to grouped GEMMs. Imports no compiler.
+those of an H200's persistent GEMM; to grouped GEMMs only the rate was fitted at which an SM that has few tiles loads
+these from memory (`aot.search.h200.GROUPED`). Imports no compiler.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def estimate_us(plan: Plan, signature: Signature, m: int) -> float:
     """Microseconds on an H200 at `m` rows of `signature`, weights not in L2."""
     of_b = plan.loaded_rows if plan.swap else plan.columns
     tile = _Tile(plan.tokens, of_b, plan.cluster_along_n, plan.pairs_tiles, plan.passes_over and plan.m_atoms == 1)
-    few = _few(signature, m) if any(likely_grouped.RAGGED.values()) else 0.0  # it was fitted for these
+    few = _few(signature, m) if any(likely_grouped.RAGGED.values()) else 0.0  # the choice among these needs it
     hidden_us = _RATES.pingpong_us if plan.pingpong else 0.0
     # A warp group's epilogue is hidden by the other's next tile.
     hiding = max(0.0, _tiles(tile, signature, m) / _PROCESSORS - 1.0)

@@ -19,7 +19,8 @@ OPTIONS: dict[str, tuple[int | str | bool, ...]] = {
     "share_b": (False, True),
 }
 # Of ragged tiles (`Plan.ragged`), by whether there is a gate: rows of B that make so many tiles as there are SMs, where
-# those of 128 and 256 rows would leave some idle. No GPU has run them, so builds make none: these are to be timed.
+# those of 128 and 256 rows would leave some idle. No GPU has run them, so builds make none (`RAGGED`), and estimates
+# leave out what tells them from whole tiles.
 RAGGED_TO_TIME = {False: (88, 96, 112), True: (96, 176, 192)}
 RAGGED: dict[bool, tuple[int, ...]] = {False: (), True: ()}
 _RAGGED_TOKENS = 8  # with more in each group tiles are so many that SMs are busy anyway
