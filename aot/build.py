@@ -31,6 +31,7 @@ from .pack import write as pack
 from .pack.build_table import Build, Model
 from .pack.compatibility import refusal
 from .pack.forms import TABLE as FORMS
+from .pack.forms import names as names_of_forms
 from .pack.forms import read as read_forms
 from .pack.ranges import invariant, ranges
 from .problem import manifest
@@ -40,8 +41,6 @@ from .search.legal import summation
 from .search.unserved import why_none
 from .search.variants import Variant
 from .selection import NOT_COMPUTED, BuildError, Candidates, Selection, Unserved, places
-from .tune.forms import names as names_of_forms
-from .tune.history import TABLE as HISTORY
 from .version import own_version
 
 _NOT_COMPILED = "every candidate failed to compile"
@@ -116,7 +115,8 @@ def build(
         package.add_archive(base, below)
         function_targets = {n: t for n, t in base.functions.targets_by_name().items() if n in left} | function_targets
         of_base = len(left - {v.name() for v in report.kernels})
-        gone = sum(row.state == "tuned" for row in _rows(base)) - sum(row.state == "tuned" for row in kept)
+        tuned_before = sum(row.state == "tuned" for row in tables.operation_rows(base))
+        gone = tuned_before - sum(row.state == "tuned" for row in kept)
         entries = [*kept, *entries]
         below_models = [*_models_of_entries(base), *origin.models]
         asked = None if work.asked is None else work.asked._replace(inputs={**work.asked.inputs, "base": base.digest})
@@ -124,10 +124,11 @@ def build(
         forms_below = None if forms else read_forms(base)
         served = 0 if forms_below is None else len(forms_below)
         tuned = any(row.state == "tuned" for row in kept) or left & set(tuning_table.checked_on(base))
-        of_tuning = set() if tuned or served else {tuning_table.TABLE, HISTORY}  # which speak of nothing that is kept
+        # Which speak of nothing that is kept.
+        of_tuning = set() if tuned or served else {tuning_table.TABLE, tuning_table.HISTORY}
         for name in {*base.tables} - {build_table.TABLE} - of_tuning:
             if not is_operation(name):
-                package.set_table(name, base.table(name), alone=name == HISTORY)
+                package.set_table(name, base.table(name))
     for kernel in report.kernels.values():
         package.add_function(kernel.record, kernel.cubin, kernel.encoded)
     for name, table in tables.operation_tables(entries, function_targets).items():
@@ -201,16 +202,12 @@ def _forms(work: Selection, report: BuildReport) -> tuple[list[universal.Chosen]
 def _rows_besides(base: Archive, entries: Iterable[tables.Row]) -> list[tables.Row]:
     """The rows of another archive but for the signatures and targets of `entries`."""
     replaced = {(row.signature, row.target) for row in entries}
-    return [row for row in _rows(base) if (row.signature, row.target) not in replaced]
-
-
-def _rows(archive: Archive) -> list[tables.Row]:
-    return tables.operation_rows(archive)
+    return [row for row in tables.operation_rows(base) if (row.signature, row.target) not in replaced]
 
 
 def _named(archive: Archive) -> set[str]:
     """The functions that its entries and forms name."""
-    return {name for row in _rows(archive) for name in row.names()} | names_of_forms(archive)
+    return {name for row in tables.operation_rows(archive) for name in row.names()} | names_of_forms(archive)
 
 
 def _require_records(base: Archive, names: Iterable[str]) -> None:
@@ -237,7 +234,7 @@ def _require_same_code(base: Archive, serving: Collection[str], report: BuildRep
 def _models_of_entries(base: Archive) -> list[Model]:
     """The models that it was built for, with the problems that it has entries for: the N and K of a form's say nothing,
     and an entry that comes over it may have the same."""
-    keys = {row.signature.key() for row in _rows(base)}
+    keys = {row.signature.key() for row in tables.operation_rows(base)}
     models = build_table.read(base).models
     return [model._replace(problems=[p for p in model.problems if p.signature in keys]) for model in models]
 

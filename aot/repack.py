@@ -66,7 +66,7 @@ class Contents:
         return of_rows | {f.name for form in self.forms for f in form.source.functions} | set(self.others)
 
 
-_KNOWN = (build_table.TABLE, tuning_table.TABLE, history.TABLE, forms.TABLE)
+_KNOWN = (build_table.TABLE, tuning_table.TABLE, tuning_table.HISTORY, forms.TABLE)
 
 
 def contents(archive: Archive) -> Contents:
@@ -236,7 +236,7 @@ def write(path: str | os.PathLike[str], parts: Sequence[tuple[Archive, Contents]
     if of.environments:
         package.set_table(tuning_table.TABLE, tuning_table.write(of.environments))
     if of.tunings:
-        package.set_table(history.TABLE, history.table([], of.tunings), alone=True)
+        package.set_table(tuning_table.HISTORY, history.table([], of.tunings))
     package.write(path)
 
 

@@ -71,7 +71,7 @@ def repeated(source: Path, path: Path, count: int) -> int:
             name = f"{record['name'].removesuffix(target)}like{number}.{target}"
             package.add_function(record | {"name": name, "cubin": hashlib.sha256(own).hexdigest()}, own)
         for name in archive.tables:
-            package.set_table(name, archive.table(name), alone=name == "history")
+            package.set_table(name, archive.table(name))
     package.write(path)
     with Archive.open(path) as made:
         return sum(block.raw_length for block in made.blocks)

@@ -18,7 +18,7 @@ import report  # also puts the checkout on the path
 
 from aot.pack.forms import TABLE, read
 from aot.pack.write import Package
-from aot.tune import forms, history, times
+from aot.tune import forms, times
 from runtime.container.archive import Archive
 from runtime.errors import AotError
 
@@ -37,7 +37,7 @@ def corrected(archive: Archive, besides: Sequence[forms.Time] = ()) -> Package:
     package = Package()
     package.add_archive(archive)
     for name in archive.tables:
-        package.set_table(name, archive.table(name), alone=name == history.TABLE)
+        package.set_table(name, archive.table(name))
     package.set_table(TABLE, forms.corrected([form for _, form in universal.forms], [*own, *besides]))
     return package
 

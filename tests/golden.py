@@ -378,7 +378,7 @@ def package() -> Package:
     for source, binary in records():
         found.add_function(written.pop(source.name.split(".")[1]), binary)
     for name, obj in written.items():
-        found.set_table(name, obj, alone=name == history.TABLE)
+        found.set_table(name, obj)
     return found
 
 

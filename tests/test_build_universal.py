@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from aot.__main__ import main
-from aot.pack import tables
+from aot.pack import tables, tuning_table
 from aot.pack.write import Package
 from aot.search import universal
 from aot.search.costs import Machine
 from aot.search.h200 import H200
 from aot.search.provider import PROVIDERS, provider
 from aot.search.universal import Chosen, choices_of
-from aot.tune import history, times
+from aot.tune import times
 from runtime.container.archive import Archive
 from runtime.device.gpus import H100, Gpu
 from runtime.gemm.operation import GEMM
@@ -291,7 +291,7 @@ def test_times_of_a_tuned_archive_are_those_of_its_history(tmp_path: Path) -> No
     ]
     row = {"signature": PLAIN.key(), "target": "sm_90a", "gpu": "made up", "names": names, "points": points}
     package = Package()
-    package.set_table(history.TABLE, {"schema": 1, "tunings": [row | {"rejected": []}]}, alone=True)
+    package.set_table(tuning_table.HISTORY, {"schema": 1, "tunings": [row | {"rejected": []}]})
     package.write(tmp_path / "tuned.aot")
     ((signature, found),) = times.load(tmp_path / "tuned.aot", "sm_90a")
     assert (signature, found.n, found.k, found.m) == (PLAIN, 6144, 4096, 300)

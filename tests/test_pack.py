@@ -110,6 +110,15 @@ def test_table_set_again_replaces_the_first(tmp_path: Path) -> None:
         assert archive.table("a") == {"x": 2}
 
 
+def test_only_the_history_has_a_block_of_its_own(tmp_path: Path) -> None:
+    package = Package()
+    for name in ("build", "gemm", "history", "tuning", "universal"):
+        package.set_table(name, {"x": name})
+    package.write(tmp_path / "x.aot")
+    with Archive.open(tmp_path / "x.aot") as archive:
+        assert [len(block.blobs) for block in archive.blocks] == [2, 1, 2]
+
+
 def test_families_are_neighbours(tmp_path: Path) -> None:
     package = Package()
     for name, family in (("a", "f"), ("b", "g"), ("c", "f")):

@@ -49,7 +49,7 @@ def changed(path: Path, out: Path) -> str:
         record = archive.record(name)
         package.add_function(record | {"cubin": hashlib.sha256(cubin).hexdigest()}, cubin)
         for table in archive.tables:
-            package.set_table(table, archive.table(table), alone=table == "history")
+            package.set_table(table, archive.table(table))
         package.write(out)
     return name
 

@@ -59,6 +59,12 @@ def read(archive: Archive) -> Universal | None:
         return Universal.from_json(archive.table(TABLE), archive.functions.targets_by_name())
 
 
+def names(archive: Archive) -> set[str]:
+    """The functions of the archive's forms; raises as `read` does."""
+    there = read(archive)
+    return set() if there is None else {f.name for _, form in there.forms for f in form.functions}
+
+
 def checked_on(table: Universal | None) -> dict[str, tuple[str, ...]]:
     """By target the kinds of GPU on which forms were found right, any of them."""
     found: dict[str, dict[str, None]] = {}

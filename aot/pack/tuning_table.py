@@ -15,6 +15,7 @@ from runtime.tables.dispatch import Capability
 from .fields import Test, is_count, is_text, is_text_or_none, is_texts_by_name, list_field, require
 
 TABLE = "tuning"
+HISTORY = "history"  # the table of what tuning saw, which `aot.tune.history` makes and reads
 SCHEMA = 1  # raised when what a field means changes
 
 

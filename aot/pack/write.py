@@ -1,6 +1,7 @@
 """Write an archive: `docs/format.md` gives the layout, `runtime.container.archive` reads it.
 
-Knows of a record only its name, target, cubin digest and family; what functions and tables mean is not its subject.
+Knows of a record only its name, target, cubin digest and family, and of tables which is in a block of its own; what
+functions and tables mean is not its subject.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from runtime.limits import MAX_BLOCK_BYTES, MAX_INDEX_BYTES, MAX_RECORDS_BLOCK_B
 from .. import files
 from ..compile.cache import Cache
 from ..compile.cache import Entry as CacheEntry
+from .tuning_table import HISTORY
 
 SOLID_BLOCK_BYTES = 8 << 20
 # Records are alike enough to lose 2% by smaller blocks, and a first launch reads one block of each kind.
 RECORDS_BLOCK_BYTES = MAX_RECORDS_BLOCK_BYTES
 COMPRESSION_LEVEL = 19
 MAX_THREADS = 8  # each may take 100 MB at this level
+_ALONE = HISTORY  # the table in a block of its own: it may be large, and no server reads it
 _BLOCK_SCHEMA = 1  # raised when the way from blobs to a compressed block changes
 
 
@@ -65,7 +68,6 @@ class Package:
         self._functions: dict[str, _Function] = {}
         self._cubins: dict[str, bytes] = {}
         self._tables: dict[str, bytes] = {}
-        self._alone: frozenset[str] = frozenset()
 
     def add_function(self, record: dict[str, Any], cubin: bytes, encoded: bytes = b"") -> None:
         """Add a function; the same one again changes nothing.
@@ -98,12 +100,15 @@ class Package:
             raise PackError(f"function {name}: a different one of this name was added before; rename one")
         self._cubins[digest] = bytes(cubin)
 
-    def set_table(self, name: str, obj: dict[str, Any], alone: bool = False) -> None:
-        """Set table `name`, replacing what it was; `alone`: in a block of its own, which no other table needs."""
+    def set_table(self, name: str, obj: dict[str, Any]) -> None:
+        """Set table `name`, replacing what it was.
+
+        Raises:
+            PackError: it cannot have that name, is no JSON object, or is larger than readers accept.
+        """
         if not is_name(name):
             raise PackError(f"a table's name must be 1 to 255 printable ASCII characters, found {name!r}")
         self._tables[name] = _encode(f"table {name}", obj)
-        self._alone = (self._alone | {name}) if alone else self._alone - {name}
 
     def add_archive(self, archive: Archive, names: Iterable[str] | None = None) -> None:
         """Add the functions `names` of an open archive, or all of them.
@@ -138,7 +143,7 @@ class Package:
         blobs = [
             *(_blob(RECORDS, function.record) for _, function in functions),
             *(_Blob(kind, digest, self._cubins[digest]) for kind, digest in cubins),
-            *(_blob(TABLES, data, name in self._alone) for name, data in sorted(self._tables.items())),
+            *(_blob(TABLES, data, name == _ALONE) for name, data in sorted(self._tables.items())),
         ]
         groups = list(_solid_blocks(blobs))
         with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:

@@ -147,12 +147,6 @@ def corrected(forms: Iterable[UniversalForm], times: Sequence[Time]) -> dict[str
     return write([_corrected(f.source(), f, times) if f.checked_on else f.source() for f in forms])
 
 
-def names(archive: Archive) -> set[str]:
-    """The functions of the archive's forms."""
-    there = read(archive)
-    return set() if there is None else {f.name for _, form in there.forms for f in form.functions}
-
-
 def tunings(archive: Archive, tuned: Mapping[int, TunedForm]) -> list[tuple[str, Tuned]]:
     """What was found at each signature, with the target, as the history keeps it."""
     there = read(archive)

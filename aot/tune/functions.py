@@ -20,7 +20,6 @@ from ..pack import tuning_table
 from ..pack.write import Package
 from ..providers import spec_file
 from ..spec import Function
-from .history import TABLE as HISTORY
 from .jobs import Job
 from .options import TuneError, TuneOptions
 from .run import Machine, Progress, this_machine
@@ -152,10 +151,10 @@ def _write(archive: Archive, report: CheckReport, destination: Path) -> None:
     package = Package()
     package.add_archive(archive, keep)
     for name in archive.tables:
-        if name != "tuning":
-            package.set_table(name, archive.table(name), alone=name == HISTORY)
+        if name != tuning_table.TABLE:
+            package.set_table(name, archive.table(name))
     right = {name: archive.record(name)["cubin"] for name in report.right}
     row = report.environment | {"candidates": archive.digest}
     row |= {"rejected": dict(sorted(report.wrong.items())), "right": dict(sorted(right.items()))}
-    package.set_table("tuning", tuning_table.write([*tuning_table.read(archive), row]))
+    package.set_table(tuning_table.TABLE, tuning_table.write([*tuning_table.read(archive), row]))
     package.write(destination)

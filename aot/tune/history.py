@@ -16,12 +16,12 @@ from runtime.container.archive import Archive
 from runtime.container.fields import require_schema
 from runtime.errors import RecordError
 
+from ..pack.tuning_table import HISTORY
 from ..search.operation import FIRST
 from .halving import Measured
 from .session import Tuned
 from .timing import Timing
 
-TABLE = "history"
 SCHEMA = 1  # raised when what a field means changes
 MOST_SHARE = 0.25  # of the file
 _ROW, _POINT = {"signature", "target", "gpu", "names", "points", "rejected"}, {"m", "baseline", "finalists", "screened"}
@@ -54,10 +54,10 @@ def tunings(archive: Archive, signature: str | None = None) -> list[dict[str, An
     Raises:
         RecordError: it is not what `table` makes.
     """
-    if TABLE not in archive.tables:
+    if HISTORY not in archive.tables:
         return []
-    where = f"{archive.path}: table {TABLE}"
-    obj = archive.table(TABLE)
+    where = f"{archive.path}: table {HISTORY}"
+    obj = archive.table(HISTORY)
     require_schema(obj, SCHEMA, where)
     found = obj.get("tunings")
     if not isinstance(found, list):

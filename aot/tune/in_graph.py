@@ -24,7 +24,6 @@ from ..pack.write import Package
 from ..problem.ways import EARLY, MOST_TOKENS, SERIAL
 from . import session
 from .block import Block, Choice, Seen, apart, blocks, overlaps
-from .history import TABLE as HISTORY
 from .options import GraphOptions, TuneError
 from .timing import Timing
 
@@ -225,7 +224,7 @@ def write(archive: Archive, changed: Sequence[Row], environment: Mapping[str, An
     package.add_archive(archive)
     for name in archive.tables:
         if name != tuning_table.TABLE and not is_operation(name):
-            package.set_table(name, archive.table(name), alone=name == HISTORY)
+            package.set_table(name, archive.table(name))
     for name, table in tables.operation_tables(every, archive.functions.targets_by_name()).items():
         package.set_table(name, table)
     machine = {**environment, "candidates": archive.digest}

@@ -15,6 +15,7 @@ from runtime.tables.dispatch import Dispatch, Entry
 
 from ..pack import ranges, tables, tuning_table
 from ..pack.forms import TABLE as FORMS
+from ..pack.forms import names as names_of_forms
 from ..pack.tables import Row
 from ..pack.timings import TimingRow
 from ..pack.write import Package
@@ -107,15 +108,15 @@ class Writer:
         rejected, results = report.rejected, found.entries
         rows, report.unserved, report.speedups = self._rows(results, rejected)
         universal = forms.table(self._archive, found.forms if found.all_forms else {}, rejected, self._gpu)
-        of_entries = {name for e in self._dispatch.entries for name in e.names} | forms.names(self._archive)
+        of_entries = {name for e in self._dispatch.entries for name in e.names} | names_of_forms(self._archive)
         keep = {name for row in rows for name in row.names()} | (set(self._archive.functions) - of_entries)
         keep |= {name for row in universal["forms"] for name, *_ in row["functions"]} if universal else set()
         package = Package()
         package.add_archive(self._archive, sorted(keep))
         for name in self._archive.tables:
-            kept = name != history.TABLE or (self._options.history and not last)  # the output may be the input
+            kept = name != tuning_table.HISTORY or (self._options.history and not last)  # the output may be the input
             if kept and name not in (tuning_table.TABLE, FORMS) and not is_operation(name):
-                package.set_table(name, self._archive.table(name), alone=name == history.TABLE)
+                package.set_table(name, self._archive.table(name))
         if universal is not None:
             package.set_table(FORMS, universal)
         for name, table in tables.operation_tables(rows, self._archive.functions.targets_by_name()).items():
@@ -134,7 +135,7 @@ class Writer:
             seen = history.table(tuned, history.tunings(self._archive))
             share = history.MOST_SHARE / (1 - history.MOST_SHARE)
             if fits := history.fitted(seen, int(destination.stat().st_size * share)):
-                package.set_table(history.TABLE, fits, alone=True)
+                package.set_table(tuning_table.HISTORY, fits)
                 package.write(destination)
 
     def prepare(self, entry: Entry, found: Results, report: TuneReport) -> None:

@@ -81,7 +81,7 @@ def verify(archive: Archive) -> list[Finding]:
     findings += _check_launches(archive, record, uses, samples, budget)
     findings.append(_check("build table", partial(_read_build, archive)))
     findings.append(_check("tuning table", lambda: f"{len(tuning_table.read(archive))} environments"))
-    if history.TABLE in archive.tables:
+    if tuning_table.HISTORY in archive.tables:
         findings.append(_check("history table", lambda: f"{len(history.tunings(archive))} tunings"))
     return [*findings, *tables, *entries, *in_forms]
 
