@@ -29,6 +29,7 @@ from aot.problem.ways import MOST_TOKENS
 from aot.tune import in_graph, measure, replay
 from aot.tune.block import Block, Seen, blocks
 from aot.tune.options import GraphOptions, TuneError
+from aot.tune.timing import whole_turns
 from runtime.container.archive import Archive
 from runtime.device.driver import Driver
 from runtime.gemm.signature import Signature
@@ -110,7 +111,7 @@ def measured(runs: Mapping[str, Callable[[Any], Any]], layers: int, m: int, repe
     with torch.no_grad():
         results = {name: run(None).float() for name, run in runs.items()}
     serial = results["all serial"]
-    times = replay.per_layer(runs, measure.whole_turns(len(runs), repeats), layers)
+    times = replay.per_layer(runs, whole_turns(len(runs), repeats), layers)
     us = {name: round(t.us * layers, 2) for name, t in times.items()}
     plugins = {name: t for name, t in us.items() if name != "archive" and "residual" not in name}
     best = min(plugins, key=plugins.__getitem__)

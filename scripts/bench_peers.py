@@ -33,6 +33,7 @@ from aot.tune.elements import poisoned
 from aot.tune.gemm.baseline import baseline
 from aot.tune.gemm.operands import MAX_ERROR_FP8, OperandSet, Weights, reference
 from aot.tune.measure import Launch
+from aot.tune.timing import whole_turns
 from runtime.errors import AotError, KernelMiss
 from runtime.gemm.signature import Signature
 
@@ -130,7 +131,7 @@ class Bench:
         entrants = self._entrants(signature, m, said)
         finalists = self._finalists(self._right(case, entrants, said))
         contenders = _with_noise(finalists)
-        repeats = measure.whole_turns(len(contenders), self._repeats)
+        repeats = whole_turns(len(contenders), self._repeats)
         times = self._time(contenders, repeats, _FINAL_GRAPH_US)
         for name, (variant, launch) in finalists.items():
             if name in times:

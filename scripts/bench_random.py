@@ -40,7 +40,7 @@ from aot.tune import measure
 from aot.tune.gemm.baseline import baseline
 from aot.tune.gemm.operands import OperandSet, Weights, gemm_options
 from aot.tune.measure import Launch
-from aot.tune.timing import Timing, deviation, in_turns
+from aot.tune.timing import Timing, deviation, in_turns, whole_turns
 from runtime.errors import AotError, ArgumentError, KernelMiss, WorkspaceError
 from runtime.gemm.signature import Signature
 
@@ -97,7 +97,7 @@ class Bench:
         name, torch_launch = self._baselines[signature]
         said[TORCH] = {"variant": name}
         everyone = {**right, TORCH: torch_launch, _AGAIN: torch_launch}
-        repeats = measure.whole_turns(len(everyone), self._repeats)
+        repeats = whole_turns(len(everyone), self._repeats)
         floor = measure.expected_us(signature, m)
         settle_us = _SETTLE_US if measure.power_bound(signature, m) else 0.0
         taken = measure.time_interleaved(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -258,12 +257,3 @@ def test_the_result_file_is_reduced_to_ratios_by_contender_and_range_of_m(tmp_pa
         ("bf16 ours", "quack", "M >= 512"): (1, 1.0, 0.0),
         ("bf16 ours", "quack", "all M"): (2, round(2**0.5, 5), 0.0),
     }
-
-
-@pytest.mark.parametrize("count", range(1, 8))
-def test_whole_turns_give_each_contender_each_place_as_often(count: int) -> None:
-    repeats = measure.whole_turns(count, 7)
-    places = Counter((who, place) for order in measure.turns(count, repeats) for place, who in enumerate(order))
-    assert len(places) == count**2
-    assert set(places.values()) == {repeats // count}
-    assert 7 <= repeats < 7 + 2 * count

@@ -32,15 +32,6 @@ def test_weights_that_say_nothing_of_unusual_sets_have_none() -> None:
     assert unusual(weights, 3) == [3]
 
 
-def test_every_contender_has_every_place_in_two_rounds() -> None:
-    orders = list(measure.turns(3, 6))
-    assert orders == [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1], [2, 0, 1], [1, 0, 2]]
-    for place in range(4):
-        assert {order[place] for order in measure.turns(4, 8)} == {0, 1, 2, 3}
-    assert list(measure.turns(1, 2)) == [[0], [0]]
-    assert list(measure.turns(0, 2)) == [[], []]
-
-
 def test_power_bounds_large_problems_only() -> None:
     large = Signature("bf16", "bf16", "bf16", "f32", "none", 8192, 8192)
     assert [m for m in (16, 128, 512, 4096) if measure.power_bound(large, m)] == [128, 512, 4096]

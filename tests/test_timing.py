@@ -1,4 +1,4 @@
-"""What samples that were taken in turns say, on samples of two H100s at the limit of their power."""
+"""How contenders take turns, and what samples that were taken so say, on those of two H100s at the limit of power."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import lzma
 import math
 import random
 import statistics
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 
@@ -14,7 +15,7 @@ import pytest
 
 from aot.tune import halving
 from aot.tune.options import TuneOptions
-from aot.tune.timing import Timing, deviation, in_turns
+from aot.tune.timing import Timing, deviation, in_turns, turns, whole_turns
 
 from .command_line import ROOT
 from .pages import choosing
@@ -217,3 +218,21 @@ def two_of(of: Samples) -> Samples:
 def beside(of: Samples, taken: Taken, turns: int = TURNS) -> float:
     found = taken(part(of, 0, turns))
     return found["against"].us / found["ours"].us
+
+
+def test_every_contender_has_every_place_in_two_rounds() -> None:
+    orders = list(turns(3, 6))
+    assert orders == [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1], [2, 0, 1], [1, 0, 2]]
+    for place in range(4):
+        assert {order[place] for order in turns(4, 8)} == {0, 1, 2, 3}
+    assert list(turns(1, 2)) == [[0], [0]]
+    assert list(turns(0, 2)) == [[], []]
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_whole_turns_give_each_contender_each_place_as_often(count: int) -> None:
+    repeats = whole_turns(count, 7)
+    places = Counter((who, place) for order in turns(count, repeats) for place, who in enumerate(order))
+    assert len(places) == count**2
+    assert set(places.values()) == {repeats // count}
+    assert 7 <= repeats < 7 + 2 * count

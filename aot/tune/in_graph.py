@@ -25,7 +25,7 @@ from ..problem.ways import EARLY, MOST_TOKENS, SERIAL
 from . import session
 from .block import Block, Choice, Seen, apart, blocks, overlaps
 from .options import GraphOptions, TuneError
-from .timing import Timing
+from .timing import Timing, whole_turns
 
 _BRIEF, _LONG = 4, 48  # repeats of all choices, and of the finalists at least
 _FINALISTS = 4  # of the choices with the activation in gate_up, and of those without
@@ -153,8 +153,7 @@ def _measured(replay: Replay, block: Block, m: int) -> Seen:
     words = {choice: tuple(way.parts.gated for way in choice) for choice in fastest}
     best = [c for word in dict.fromkeys(words.values()) for c in [c for c in fastest if words[c] == word][:_FINALISTS]]
     finalists = list(dict.fromkeys([*best, *(c for c in block.uniform().values() if c in brief)]))
-    round_of_turns = 2 * len(finalists)  # in which each is timed in each place as often
-    return Seen(m, _us(replay, block, m, finalists, -(-_LONG // round_of_turns) * round_of_turns))
+    return Seen(m, _us(replay, block, m, finalists, whole_turns(len(finalists), _LONG)))
 
 
 def _us(replay: Replay, block: Block, m: int, choices: Sequence[Choice], repeats: int) -> dict[Choice, float]:

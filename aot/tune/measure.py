@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from ..version import UNKNOWN, own_version
 from .elements import is_poison, name_of, poisoned
 from .operation import OperandSet, Weights, tuning, unusual
 from .roofline import expected_us, power_bound
-from .timing import Timing
+from .timing import Timing, turns
 
 __all__ = ["Timing", "expected_us", "power_bound"]  # for those who measure, with what is defined here
 
@@ -293,22 +293,6 @@ def _settle(graphs: Collection[Contender], for_us: float) -> None:
         for graph in graphs:
             graph.replay(timed=False)
         torch.cuda.synchronize()
-
-
-def turns(count: int, repeats: int) -> Iterator[list[int]]:
-    """The order of `count` contenders in each repeat: A B C, C B A, B C A, A C B and so on.
-
-    Each leaves the next a clock: in one fixed order cuBLAS in its second place took 1.02 of its time in the first, over
-    40 large problems on an H200.
-    """
-    for repeat in range(repeats):
-        order = [(repeat // 2 + i) % count for i in range(count)]
-        yield order[::-1] if repeat % 2 else order
-
-
-def whole_turns(count: int, least: int) -> int:
-    """The fewest repeats, `least` or more, in which `turns` gives each of `count` contenders each place as often."""
-    return -(-least // (2 * count)) * 2 * count
 
 
 def time_sustained(

@@ -1,11 +1,14 @@
-"""What timing one launch over and over found. Imports no torch: whoever reads times need not be able to take them."""
+"""In what order launches are timed, and what timing them over and over found.
+
+Imports no torch: whoever plans or reads times need not be able to take them.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 _FEWEST_OF_TWO_SPEEDS = 5  # samples, of which each speed must have two; `aot tune` takes so many
@@ -54,12 +57,28 @@ def in_turns(times: Mapping[str, Timing]) -> dict[str, Timing]:
     for timing in times.values():
         usual = statistics.median(timing.samples)
         off.append([sample / usual for sample in timing.samples])
-    turns = [statistics.median(turn) for turn in zip(*off, strict=True)]
+    shared = [statistics.median(turn) for turn in zip(*off, strict=True)]
     found = {}
     for name, timing in times.items():
-        turned = Timing.of([sample / of for sample, of in zip(timing.samples, turns, strict=True)])
+        turned = Timing.of([sample / of for sample, of in zip(timing.samples, shared, strict=True)])
         found[name] = replace(timing, us=turned.us, samples=turned.samples)
     return found
+
+
+def turns(count: int, repeats: int) -> Iterator[list[int]]:
+    """The order of `count` contenders in each repeat: A B C, C B A, B C A, A C B and so on.
+
+    Each leaves the next a clock: in one fixed order cuBLAS in its second place took 1.02 of its time in the first, over
+    40 large problems on an H200.
+    """
+    for repeat in range(repeats):
+        order = [(repeat // 2 + i) % count for i in range(count)]
+        yield order[::-1] if repeat % 2 else order
+
+
+def whole_turns(count: int, least: int) -> int:
+    """The fewest repeats, `least` or more, in which `turns` gives each of `count` contenders each place as often."""
+    return -(-least // (2 * count)) * 2 * count
 
 
 def deviation(samples: Sequence[float]) -> float:
