@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.gemm.signature import Signature as Gemm
 from runtime.tables.dispatch import Entry
 
 from . import points
 from .calibrate import Calibration, Observation, Predictions
 from .halving import Measured
 from .jobs import Answer, Job
+from .operation import tuning
 from .pool import Pool
 from .roofline import power_bound
 
@@ -88,8 +88,10 @@ class Tuned:
         return {m: {name: us for name, us in times.items() if name not in gone} for m, times in every.items()}
 
     def is_looked_at(self) -> bool:
-        """Whether functions are looked at between the points: those of a GEMM that a baseline came near to."""
-        return isinstance(self.signature, Gemm) and any(found.baseline_is_near() for found in self.measured)
+        """Whether functions are looked at between the points: those that a baseline came near to, of an operation whose
+        `Tuning` says `looks_between`."""
+        looks = getattr(tuning(self.signature), "looks_between", False)
+        return bool(looks) and any(found.baseline_is_near() for found in self.measured)
 
     def right(self) -> list[str]:
         """The functions that may serve."""

@@ -13,6 +13,8 @@ from ..operation import Measures, Tuning, Work
 class GemmTuning(Tuning):
     """See `aot.tune.operation.Tuning`."""
 
+    looks_between = True  # points that were measured: see `aot.tune.session.Tuned.is_looked_at`
+
     def work(self, signature: Signature, m: int) -> Work:
         """2 M N K operations for each batch; A, B and residual read once, D written once."""
         return Work(signature.flops(m), signature.bytes(m))
