@@ -16,7 +16,7 @@ from report import AGAIN, ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 BYTES_PER_US, FLOPS_PER_US = 4.3e6, {16: 720e6, 8: 1400e6}  # what kernels were seen to reach on an H200
 BATCHES = "1", "16", "64"
-_SKEW = 0.5  # aot.tune.grouped_gemm.measures.SKEW
+_SKEW = 0.5  # aot.tune.grouped_gemm.rows.SKEW
 
 # --- a decode step of Llama-3.1-8B ---
 

@@ -161,7 +161,7 @@ def test_the_page_says_how_far_experts_are_from_their_floor() -> None:
 
 def test_groups_are_expected_as_tuning_draws_rows() -> None:
     pytest.importorskip("torch")
-    from aot.tune.grouped_gemm.measures import SKEW
+    from aot.tune.grouped_gemm.rows import SKEW
 
     assert bounds._SKEW == SKEW
     assert bounds._drawn_groups(128, 0) == 0

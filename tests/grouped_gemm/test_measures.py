@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch")
 
 from aot.tune import measure  # noqa: E402  # needs torch
 from aot.tune.gemm.prepared_weights import dequantised  # noqa: E402
-from aot.tune.grouped_gemm.measures import ROOM, GroupedMeasures, OperandSet, Weights, scaled  # noqa: E402
+from aot.tune.grouped_gemm.measures import GroupedMeasures, OperandSet, Weights, scaled  # noqa: E402
+from aot.tune.grouped_gemm.rows import ROOM  # noqa: E402
 from aot.tune.operation import tuning  # noqa: E402
 from runtime.grouped_gemm import (  # noqa: E402
     GROUPED_GEMM,

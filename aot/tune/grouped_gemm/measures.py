@@ -29,13 +29,9 @@ from ..measure import Launch, MeasureError, tolerance
 from ..operand_sets import FieldOperands, RandomOperands
 from ..operation import Measures
 from ..quantise.measures import quantised
-from .tuning import rows_read
+from .rows import ROOM, SKEW, rows_read
 
 _FLOAT64_ELEMENTS = 10 << 20  # up to so many a reference is computed in float64
-# Routers do not load all experts alike: a row falls to a group with a probability that is log-normal, of this sigma.
-# With 128 groups the busiest has about four times the mean.
-SKEW = 0.5
-ROOM = 2  # of masked rows, times as many as there are on average
 CLAMPED_SIZE = 4.0  # of A's numbers where sums are clamped, so that one in twelve is
 _NAMES = {  # of what torch multiplies 16-bit operands by
     "contiguous": "torch._grouped_mm",

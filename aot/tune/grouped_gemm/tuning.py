@@ -9,8 +9,7 @@ from runtime.numbers.dtypes import DTYPES
 
 from ...search.grouped_gemm import rows_of
 from ..operation import Measures, Tuning, Work
-
-_EXPERTS_OF_A_TOKEN = 8  # of rows that are gathered, as Qwen3's and DeepSeek-V3's experts take tokens
+from .rows import rows_read
 
 
 class GroupedTuning(Tuning):
@@ -34,11 +33,6 @@ class GroupedTuning(Tuning):
         from .measures import GroupedMeasures
 
         return GroupedMeasures()
-
-
-def rows_read(signature: Signature, m: int) -> int:
-    """How many rows of A there are to `m` of D: where these are gathered, tokens that `_EXPERTS_OF_A_TOKEN` take."""
-    return -(-m // _EXPERTS_OF_A_TOKEN) if signature.rows == "gathered" else m
 
 
 GROUPED_GEMM = GroupedTuning()
