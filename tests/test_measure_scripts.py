@@ -23,6 +23,8 @@ import sweep_variants
 from aot.search.legal import legal_variants
 from runtime.gemm.signature import Signature
 
+from .ranking import rank
+
 
 def test_a_part_of_an_archive_that_nothing_has_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -96,7 +98,7 @@ def test_a_result_names_the_commit_that_its_files_are_of(monkeypatch: pytest.Mon
 def test_the_ranking_is_asked_again_about_times_that_were_taken() -> None:
     """Of the fastest first, nothing is lost; of a variant that is ranked last and took half as long, half."""
     signature = Signature("bf16", "bf16", "bf16", "f32", "none", 8192, 4096)
-    names = [v.name() for v in sweep_variants.rank.rank(legal(signature), signature, 512, "sm_90a").variants]
+    names = [v.name() for v in rank(legal(signature), signature, 512, "sm_90a").variants]
     rising = [float(place + 1) for place in range(len(names))]
     unlike = [*(2.0 for _ in names[1:]), 1.0]
     results = sweep_variants.of_times(

@@ -18,7 +18,6 @@ from aot.kernels.sm90.persistent.form import Form
 from aot.kernels.sm90.persistent.plan import STAGE_BYTES_OF_K, Plan
 from aot.providers import likely_persistent
 from aot.search.legal import legal_variants, of_name, unsuited
-from aot.search.rank import rank
 from aot.search.variants import Variant
 from runtime.gemm.signature import Signature
 from runtime.numbers.dtypes import DTYPES
@@ -27,6 +26,7 @@ from runtime.numbers.scaling import SCALINGS
 from runtime.program.record import Record, TensorArgument, TensorView
 
 from .persistent_variants import BLOCK, FAMILY, FP8, PLAIN, SIGNATURES, form, legal_plans, plain, variants
+from .ranking import rank
 
 
 def test_consumers_wait_for_the_kernel_before_where_they_read_anything_themselves() -> None:

@@ -10,12 +10,12 @@ import pytest
 from aot.kernels.sm90.persistent.plan import Plan
 from aot.providers import estimate_persistent
 from aot.search.legal import legal_variants
-from aot.search.rank import rank
 from aot.search.variants import choices
 from runtime.gemm.signature import Signature
 
 from .legal_samples import drawn
 from .persistent_variants import BLOCK, FAMILY, FP8, PLAIN, form, plain_form, variants
+from .ranking import rank
 
 
 def test_the_estimate_of_a_tile_that_hangs_over_m_counts_rows_past_it() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aot.search.legal import legal_variants
 from aot.search.provider import PROVIDERS, provider
-from aot.search.rank import _shapes, rank, shortlist
+from aot.search.rank import _shapes, shortlist
 from aot.search.targets import TARGETS, USUAL_TARGETS
 from aot.search.variants import Option, Variant, choices
 from runtime.gemm.signature import Signature
@@ -21,6 +21,7 @@ from runtime.program.operation import OVERLAPS
 
 from .examples import few_or_many, run_examples
 from .pace import assert_takes_less_than
+from .ranking import rank
 from .recorded_times import fastest
 
 SIGNATURE = Signature("bf16", "bf16", "bf16", "f32", "none", 6144, 4096)

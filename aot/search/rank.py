@@ -1,4 +1,4 @@
-"""Orders GEMM variants for one problem, with no GPU.
+"""Lists the GEMM variants worth compiling for each problem, best first, with no GPU.
 
 The order is that of families' own estimates of each variant's time, where they have any, corrected by trees (`boosted`)
 where these know such variants; else nvidia-matmul-heuristics' where that library can be loaded and knows the target and
@@ -49,27 +49,11 @@ _CORRECTED = 64
 
 
 @dataclass(frozen=True)
-class Ranking:
-    """Variants, best first, and what ordered them."""
-
-    variants: list[Variant]
-    source: str
-
-
-@dataclass(frozen=True)
 class Shortlist:
     """The variants worth compiling for each (signature, m), best first, and what ordered them."""
 
     candidates: dict[tuple[Signature, int], list[Variant]]
     source: str
-
-
-def rank(variants: Iterable[Variant], signature: Signature, m: int, target: str) -> Ranking:
-    """Order `variants` for `m` rows of `signature` on `target`. The same set always gives the same order."""
-    model, shapes = _model(targets.target(target), signature), _shapes(variants)
-    suited = _Suited(shapes, _Times(shapes))
-    runs = _order(suited, signature, m, model)
-    return Ranking([variant for run in runs for variant in run.variants()], suited.source(model))
 
 
 def shortlist(
@@ -309,7 +293,7 @@ def _correction(variant: Variant, signature: Signature) -> Callable[[int], float
     return boosted.correction(variant, signature)
 
 
-@lru_cache(16)  # rankings one by one mostly have the same variants
+@lru_cache(16)  # lists of one form mostly have the same variants
 def _estimates(variants: tuple[Variant, ...]) -> Estimates:
     return Estimates(variants)
 
