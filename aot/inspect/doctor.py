@@ -26,10 +26,10 @@ from runtime.tables.dispatch import Capability, serves
 
 from ..compile.cache import Cache, default_directory
 from ..extras import to_install
-from ..pack.precedence import Precedence
 from ..search.targets import TARGETS
 from ..version import own_version
 from . import build_cache, installed, sass
+from .precedence import Precedence
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"
 _MODULE = Path("/sys/module/nvidia/version")  # of NVIDIA's kernel module, which says which release a driver is

@@ -1,6 +1,6 @@
 """What an archive says of an entry of an operation's table, as plain data.
 
-Times are microseconds. Knows nothing of which entries give way to others (`aot.pack.precedence`).
+Times are microseconds. Knows nothing of which entries give way to others (`aot.inspect.precedence`).
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def measured(entry: Entry) -> dict[str, Any]:
 
 
 def serving(entry: Entry, tokens: Sequence[int]) -> dict[str, Any]:
-    """What an entry chooses at each of `tokens` rows, as `aot.pack.forms.predicted` says it, with the times that were
-    measured at the very M."""
+    """What an entry chooses at each of `tokens` rows, as `aot.inspect.predictions.choices` says it, with the times that
+    were measured at the very M."""
     us = {(timing["m"], timing["function"]): timing["us"] for timing in timings.read(entry)}
 
     def choices(of: Entry) -> list[dict[str, Any]]:

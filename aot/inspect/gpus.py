@@ -8,10 +8,9 @@ from runtime.errors import AotError
 from runtime.tables.dispatch import serves
 from runtime.tables.table import Entry
 
-from ..pack.forms import capability
-from ..pack.kinds import COMMON, Kind
 from ..search.targets import target_for
 from ..suggest import did_you_mean
+from .kinds import COMMON, Kind, capability
 
 
 class UnknownGpu(AotError):

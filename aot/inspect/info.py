@@ -14,11 +14,12 @@ from runtime.container.archive import FORMAT_VERSION, Archive
 from runtime.errors import SignatureError
 from runtime.tables.table import STATES, Entry
 
-from ..pack import build_table, forms, tuning_table
+from ..pack import build_table, tuning_table
 from ..pack.build_table import Build
-from ..pack.precedence import Precedence
 from ..sign import unverified
+from . import predictions
 from .listing import totals
+from .precedence import Precedence
 from .uses import USES, uses
 
 
@@ -43,7 +44,7 @@ def info(archive: Archive, precedence: Precedence | None = None) -> dict[str, An
         "targets": _targets(archive, precedence),
         "entries": _states(precedence, precedence.entries),
         "forms": 0 if precedence.universal is None else len(precedence.universal),
-        "checked_on": forms.checked_on(precedence.universal),
+        "checked_on": predictions.checked_on(precedence.universal),
         "uses": {use: counts[use] for use in USES if counts[use]},
         "unused": [name for name, use in used.items() if use in USES[3:]],
         "families": _families(archive, build),
@@ -109,7 +110,7 @@ def _targets(archive: Archive, precedence: Precedence) -> list[dict[str, Any]]:
     or forms checked."""
     universal = precedence.universal
     of_targets = Counter(form.target for _, form in universal.forms) if universal else Counter[str]()
-    checked = forms.checked_on(universal)
+    checked = predictions.checked_on(universal)
     by_name, sizes = archive.functions.targets_by_name(), archive.blob_lengths()
     found = []
     for target in archive.targets:

@@ -11,21 +11,23 @@ from runtime.tables.table import Entry
 
 from ..pack import build_table, forms, tuning_table
 from ..pack.filter import Filter, by_names
-from ..pack.precedence import Precedence
+from . import predictions
 from .digests import short_names
 from .entries import gpu, is_in, measured, models_of, names_of, ranges
+from .precedence import Precedence
 from .uses import BY_NAME, uses_in
 
 
 def listing(archive: Archive, wanted: Filter = Filter(), m: int | None = None) -> dict[str, Any]:  # noqa: B008
-    """Every entry of operations' tables with its ranges, every form of the universal table (`aot.pack.forms.listing`),
-    the functions outside both, sizes in total, where it was tuned; and short names of all functions. Of entries, forms
-    and functions those that are `wanted`; functions outside tables are of no layer and of no state.
+    """Every entry of operations' tables with its ranges, every form of the universal table
+    (`aot.inspect.predictions.listing`), the functions outside both, sizes in total, where it was tuned; and short names
+    of all functions. Of entries, forms and functions those that are `wanted`; functions outside tables are of no layer
+    and of no state.
 
     `names` are what manifests call an entry, `models` those that ask for it. `gpu` is the kind of GPU that it was tuned
     on, None where it is for any of its target. `measured` counts the M values that an entry was measured at, and
     `faster_with_torch` those of them where torch was faster by more than the tolerance; `totals` has both of all
-    entries. `instead` is what an entry gives way to, if it serves nothing (`aot.pack.precedence`). Where there is an
+    entries. `instead` is what an entry gives way to, if it serves nothing (`aot.inspect.precedence`). Where there is an
     `m`, entries have only the range that it is in. A range's `us` and `ratio` (baseline time / its own; above 1 is
     faster) are those at the largest M it was measured at, None where it was not; `measured` counts such M. `uses` says
     of each function what it is there for (`aot.inspect.uses`): of those that are wanted, for what is wanted, and with
@@ -77,7 +79,7 @@ def listing(archive: Archive, wanted: Filter = Filter(), m: int | None = None) -
     found |= {} if m is not None else {str(row["name"]): BY_NAME for row in others}
     return {
         "entries": entries,
-        "forms": forms.listing(rows),
+        "forms": predictions.listing(rows),
         "functions": sorted(others, key=lambda row: str(row["name"])),
         "uses": {name: found[name] for name in targets if name in found},
         "short_names": short_names(archive),

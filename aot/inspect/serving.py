@@ -16,9 +16,9 @@ from runtime.tables.dispatch import Capability, Dispatch
 from runtime.tables.table import Entry
 
 from ..pack import forms
-from ..pack.kinds import usual
-from ..pack.precedence import Precedence
 from .gpus import kinds_of, named, require_runs
+from .kinds import capability, usual
+from .precedence import Precedence
 
 
 class Place(NamedTuple):
@@ -51,7 +51,7 @@ class Serving:
 
     def places(self, signature: Any, target: str | None = None, gpu: str | None = None) -> list[Place]:
         """Where to look: the kind of GPU that is named, if one is; else each that entries for the signature are for,
-        and what is assumed (`aot.pack.kinds`) for targets that have none. Of `target` alone, where one is named.
+        and what is assumed (`aot.inspect.kinds`) for targets that have none. Of `target` alone, where one is named.
 
         Raises:
             UnknownGpu: `gpu` is no kind that is known.
@@ -61,7 +61,7 @@ class Serving:
             return [self._named(gpu, target)]
         found = self._of([e for e in self.entries if e.signature == signature], target)
         targets = [e.target for e in self.entries] or self._targets
-        return found or [self._usual(c) for c in dict.fromkeys(map(forms.capability, targets))]
+        return found or [self._usual(c) for c in dict.fromkeys(map(capability, targets))]
 
     def everywhere(self, target: str | None = None, gpu: str | None = None) -> list[Place]:
         """Where to look for any signature: the kind of GPU that is named, if one is; else each that entries are for, of
@@ -89,12 +89,12 @@ class Serving:
         targets = [e.target for e in entries] + [t for t in of_forms if target in (None, t)]
         targets += [] if target is None else [target]
         known = {place.capability for place in found}
-        return found + [self._usual(c) for c in dict.fromkeys(map(forms.capability, targets)) if c not in known]
+        return found + [self._usual(c) for c in dict.fromkeys(map(capability, targets)) if c not in known]
 
-    def _usual(self, capability: Capability) -> Place:
+    def _usual(self, of: Capability) -> Place:
         """A kind that runs code for a capability: the first that entries are for, else what is assumed."""
-        of_entries = [kind.gpu for kind in kinds_of(self.entries) if kind.capability == capability]
-        return Place(capability, of_entries[0], False) if of_entries else Place(capability, usual(capability), True)
+        of_entries = [kind.gpu for kind in kinds_of(self.entries) if kind.capability == of]
+        return Place(of, of_entries[0], False) if of_entries else Place(of, usual(of), True)
 
     def find(self, signature: Any, place: Place, m: int = 1) -> AnyEntry | None:
         """What serves `m` rows there; None if nothing does."""

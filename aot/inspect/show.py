@@ -14,11 +14,12 @@ from runtime.tables.dispatch import serves
 from runtime.tables.table import Entry
 
 from ..pack import forms, timings, tuning_table
-from ..pack.precedence import Precedence
 from ..suggest import did_you_mean
+from . import predictions
 from .digests import function_named, short_names
 from .entries import described, gpu, intervals, measured, names_of, ranges, serving
 from .functions import function
+from .precedence import Precedence
 
 
 class UnknownName(AotError):
@@ -34,8 +35,8 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
     manifest that it was built for calls one. A manifest's name comes before a digest.
 
     A signature that has no entry, and that a form can compute, is shown with what is predicted for it: at `tokens`
-    rows, or at `aot.pack.forms.ROWS` where there are none. An entry is shown with what `serves` at these rows, in its
-    place if there is something `instead`, and where there are `tokens` with nothing else. `short_names` has the
+    rows, or at `aot.inspect.predictions.ROWS` where there are none. An entry is shown with what `serves` at these rows,
+    in its place if there is something `instead`, and where there are `tokens` with nothing else. `short_names` has the
     beginnings of digests of the functions that are shown.
 
     Raises:
@@ -55,7 +56,7 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
         environments = tuning_table.read(archive)
         found = [_entry(archive, e, names, precedence, environments, tokens) for e in chosen]
         return {"entries": found, "short_names": _short_names(archive, found)}
-    predicted = _predicted(archive, precedence.universal, name, names, tokens or forms.ROWS)
+    predicted = _predicted(archive, precedence.universal, name, names, tokens or predictions.ROWS)
     if not predicted:
         of_forms = [row.name for row in forms.rows(archive, precedence.universal)]
         if name in of_forms:
@@ -111,7 +112,7 @@ def _predicted(
     found = []
     for signature in filter(None, map(forms.signature_of, keys)):
         of = described(signature, names)
-        found += [of | more for more in forms.predicted(archive, table, signature, tokens)]
+        found += [of | more for more in predictions.choices(archive, table, signature, tokens)]
     return found
 
 
@@ -147,8 +148,8 @@ def _entry(
             _predict_beyond(entry, precedence, begins, found["serves"]["choices"])
     elif instead["form"] is not None:
         assert precedence.universal is not None  # which has the form
-        (found["serves"],) = forms.predicted(
-            archive, precedence.universal, entry.signature, tokens or forms.ROWS, entry.target
+        (found["serves"],) = predictions.choices(
+            archive, precedence.universal, entry.signature, tokens or predictions.ROWS, entry.target
         )
     if tokens:
         return found

@@ -11,7 +11,7 @@ from runtime.container.archive import Archive
 from runtime.gemm.universal import UniversalForm
 from runtime.tables.table import Entry
 
-from ..pack.precedence import Precedence
+from .precedence import Precedence
 
 SERVES = "serves"  # some M of an entry that serves
 EQUAL_BITS = "equal bits"  # only callers who want equal bits at every M

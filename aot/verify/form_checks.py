@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime import native
-from runtime.device.gpus import Gpu
+from runtime.device.gpus import H200, Gpu
 from runtime.errors import RecordError
 from runtime.gemm.signature import Signature
 from runtime.gemm.universal import INPUTS, Function
@@ -23,13 +23,13 @@ from runtime.program.operation import OVERLAPS
 from runtime.program.record import Record
 from runtime.tables.dispatch import record_mismatch, workspaces_of
 
-from ..pack.forms import USUAL_GPU, FormRow
+from ..pack.forms import FormRow
 from .evaluation import NATIVE_NODES, STEPS_OF_A_COST_NODE, STEPS_TO_READ_A_COST_NODE, Budget
 
 # The grid that times are evaluated over, besides the least N and K that a function takes.
 ROWS = (1, 16, 100, 1024, 8192, 65_536)
 N, K = (4096, 131_072), (4096, 32_768)
-GPUS = (USUAL_GPU, Gpu("NVIDIA H20", 78, 4000))
+GPUS = (H200, Gpu("NVIDIA H20", 78, 4000))
 LARGE_N, LARGE_K = 131_072, 32_768  # about the most that a model has
 PYTHON_EVERY = 5  # of the problems of the grid one in so many is evaluated by Python too where native code evaluates it
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from aot.compile.lower import Lowered
-from aot.pack.forms import capability
+from aot.inspect.kinds import capability
 from aot.pack.write import Package
 from aot.search.targets import target
 from runtime import Library

@@ -7,6 +7,7 @@ from typing import Any
 from runtime.container.archive import Archive
 
 from ...pack import build_table, forms
+from .. import predictions
 from ..info import info
 from ..serving import Serving
 from ..uses import uses
@@ -32,7 +33,7 @@ def report(archive: Archive) -> dict[str, Any]:
         "schema": SCHEMA,
         "archive": about,
         "places": by_place,
-        "forms": forms.listing(forms.rows(archive, universal)),
+        "forms": predictions.listing(forms.rows(archive, universal)),
         "families": by_family(found),
         "functions": found,
         "lint": lint(about, by_place, found, build_table.traffic(build_table.read(archive))),

@@ -12,7 +12,8 @@ from runtime.device.gpus import Gpu
 from runtime.gemm.universal import AnyEntry, PredictedEntry
 from runtime.tables.table import Entry
 
-from ...pack import build_table, forms, timings
+from ...pack import build_table, timings
+from .. import predictions
 from ..digests import short_names
 from ..entries import gpu, intervals, measured, models_of, names_of
 from ..floor import floor
@@ -63,7 +64,7 @@ def _place(serving: Serving, signatures: list[Any], names: _Names, place: Place)
     entries = [serving.find(signature, place) for signature in signatures]
     ms = [row["m"] for entry in entries if isinstance(entry, Entry) for row in timings.read(entry)]
     faster = [entry.torch_faster for entry in entries if entry is not None]
-    columns = bins(ms or forms.ROWS, faster)
+    columns = bins(ms or predictions.ROWS, faster)
     return {
         "gpu": place.gpu._asdict(),
         "assumed_gpu": place.assumed,

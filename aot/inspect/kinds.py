@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from runtime.device.gpus import H100, H200, Gpu
 from runtime.tables.dispatch import Capability
+from runtime.tables.table import TARGET
 
 from ..search.targets import TARGETS
 
@@ -33,15 +34,21 @@ COMMON = (
 )
 
 
-def usual(capability: Capability) -> Gpu:
+def capability(target: str) -> Capability:
+    """The compute capability of the oldest GPU that runs a target; of none where no GPU runs it."""
+    match = TARGET.fullmatch(target)
+    return (int(match[1]), int(match[2])) if match else (-1, -1)
+
+
+def usual(of: Capability) -> Gpu:
     """The GPU that is assumed where nobody names one: the first common kind of a capability, or, where none is known,
     one without a name, such as "an sm_107a GPU", whose memory rate is not known."""
-    known = next((kind.gpu for kind in COMMON if kind.capability == capability), None)
-    return known or _without_a_name(capability)
+    known = next((kind.gpu for kind in COMMON if kind.capability == of), None)
+    return known or _without_a_name(of)
 
 
-def _without_a_name(capability: Capability) -> Gpu:
+def _without_a_name(of: Capability) -> Gpu:
     """SMs decide what forms predict, so that it needs some: those of the target, else an H200's."""
-    target = next((t for t in TARGETS.values() if t.compute_capability == capability), None)
-    name = "sm_{}{}".format(*capability) if target is None else target.name
+    target = next((t for t in TARGETS.values() if t.compute_capability == of), None)
+    name = "sm_{}{}".format(*of) if target is None else target.name
     return Gpu(f"an {name} GPU", H200.multiprocessors if target is None else target.multiprocessors, 0)

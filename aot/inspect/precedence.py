@@ -13,9 +13,9 @@ from runtime.gemm.universal import PredictedEntry, UniversalForm, trusted_to
 from runtime.program.operation import operation
 from runtime.tables.table import Entry
 
-from . import forms
-from .kinds import usual
-from .tables import operation_entries
+from ..pack import forms
+from ..pack.tables import operation_entries
+from .kinds import capability, usual
 
 
 class Precedence:
@@ -49,7 +49,7 @@ class Precedence:
 
     def predicted_for(self, entry: Entry) -> PredictedEntry:
         """What is predicted for a tuned entry that has an M from which it gives way to that."""
-        where = forms.capability(entry.target)
+        where = capability(entry.target)
         found = None
         if self.universal is not None:
             found = self.universal.entry(entry.signature, where, entry.gpu or usual(where))
@@ -60,5 +60,5 @@ class Precedence:
         """The form that can serve an entry's signature, if its functions were checked on any GPU."""
         if self.universal is None or operation(entry.signature.operation).predictions != forms.TABLE:
             return None
-        form = self.universal.form(entry.signature, forms.capability(entry.target))
+        form = self.universal.form(entry.signature, capability(entry.target))
         return form if form is not None and form.checked_on else None
