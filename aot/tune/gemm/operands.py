@@ -18,24 +18,21 @@ from runtime.gemm.signature import Operand, Signature
 from runtime.numbers.dtypes import DTYPES
 from runtime.numbers.epilogue import CLAMPED
 from runtime.numbers.packed import from_tiles
+from runtime.numbers.quantised import LEAST_AMAX
 from runtime.numbers.scaling import SCALE_BLOCK, SCALINGS, TILES
 from runtime.program.operation import extents_at
 
 from ..elements import TORCH_DTYPES, name_of, poisoned, to_numbers, to_type
 from ..measure import tolerance
-from ..operand_sets import FieldOperands, RandomOperands
-from ..quantise.measures import LEAST_AMAX
+from ..operand_sets import CLAMPED_SIZE, FieldOperands, RandomOperands, reference_dtype
 from .prepared_weights import dequantised, put_zero_points, random_weight, scale_size
 
-# Up to this many elements a reference is computed in float64: 80 MiB for each of these, and milliseconds.
-_FLOAT64_ELEMENTS = 10 << 20
 # What the norm of the error may be is `DType.tolerance` of the output, of which rounding takes 1.7e-3 for bf16, 2.1e-4
 # for f16 and 2.6e-2 for e4m3. For 8-bit inputs to a 16-bit output it is this: Hopper's fp8 tensor cores keep 14 bits of
 # a partial sum (DeepSeek-V3 technical report, 3.3.2), and kernels may let them add up all of K. Those that add up parts
 # in f32 are not off by as much, and where scales are for rows or blocks, that is for accuracy, all must do so.
 MAX_ERROR_FP8 = 1e-2
 MAX_ERROR_FP8_PROMOTED = DTYPES["bf16"].tolerance
-_CLAMPED_SIZE = 4.0  # of A's numbers where sums are clamped, so that one in twelve is
 _ZERO_ROWS = 5, 11  # of A, where a sum of zeros shall be looked at
 # cuBLAS wants scales of blocks in rows of a multiple of 4, and as many rows of A (see `baseline`); we take any.
 _SCALE_ALIGNMENT = 4
@@ -110,7 +107,7 @@ class Weights(RandomOperands[Signature]):
         if s.batch > 1:
             return self._normal((s.batch, m, columns), dtype)
         rows = _round_up(m, _SCALE_ALIGNMENT) if SCALINGS[s.scaling].k else m
-        size = _CLAMPED_SIZE if s.parts.activation == CLAMPED else 1.0
+        size = CLAMPED_SIZE if s.parts.activation == CLAMPED else 1.0
         if DTYPES[s.b].mantissa_bits is None and s.scaling == "none":
             size = 2.0 ** (1 - DTYPES[s.b].bits)
         return self._normal((rows, columns), dtype, size)[:m]
@@ -187,8 +184,7 @@ def max_error(signature: Signature) -> float:
 def reference(signature: Signature, operands: OperandSet) -> torch.Tensor:
     """What D is before it is rounded, though after it saturates: float64 where that is cheap, else float32."""
     a, b, extras = operands.a, operands.b, operands.extras
-    elements = a.numel() + b.numel() + operands.d.numel()
-    wide = torch.float64 if elements <= _FLOAT64_ELEMENTS else torch.float32
+    wide = reference_dtype(a.numel() + b.numel() + operands.d.numel())
     scale_a, scale_b = extras.get("scale_a"), extras.get("scale_b")
     scaling = SCALINGS[signature.scaling]
     a, b = to_numbers(a, signature.a, wide), weights_as_numbers(signature, b, extras, wide)

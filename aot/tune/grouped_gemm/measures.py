@@ -26,13 +26,11 @@ from ..gemm.baseline import COPIES_BYTES
 from ..gemm.operands import MAX_ERROR_FP8_PROMOTED
 from ..gemm.prepared_weights import dequantised, prepared, put_zero_points, random_weight, scale_size
 from ..measure import Launch, MeasureError, tolerance
-from ..operand_sets import FieldOperands, RandomOperands
+from ..operand_sets import CLAMPED_SIZE, FieldOperands, RandomOperands, reference_dtype
 from ..operation import Measures
 from ..quantise.measures import quantised
 from .rows import ROOM, SKEW, rows_read
 
-_FLOAT64_ELEMENTS = 10 << 20  # up to so many a reference is computed in float64
-CLAMPED_SIZE = 4.0  # of A's numbers where sums are clamped, so that one in twelve is
 _NAMES = {  # of what torch multiplies 16-bit operands by
     "contiguous": "torch._grouped_mm",
     "masked": "torch.bmm",
@@ -166,7 +164,7 @@ class GroupedMeasures(Measures):
     def reference(self, signature: Signature, operands: OperandSet) -> Mapping[str, torch.Tensor]:
         """What D must be, in float64 where that is cheap, else in float32; group by group, NaN in rows of none."""
         rows, extras = operands.rows(), operands.extras
-        wide = torch.float64 if operands.b.numel() + rows.numel() <= _FLOAT64_ELEMENTS else torch.float32
+        wide = reference_dtype(operands.b.numel() + rows.numel())
         a = scaled(rows, extras.get("scale_a"), wide).flatten(0, -2)
         sums = a.new_full((a.shape[0], signature.n), math.nan)
         for group, (begin, end) in enumerate(_rows_of_groups(signature, operands)):

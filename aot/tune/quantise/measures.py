@@ -21,11 +21,10 @@ from runtime.quantise import Signature
 
 from ..elements import TORCH_DTYPES, poisoned
 from ..measure import Launch, tolerance
-from ..operand_sets import FieldOperands, RandomOperands, baseline_of
+from ..operand_sets import FieldOperands, RandomOperands, baseline_of, rows_of_magnitudes
 from ..operation import Measures
 
-_MAGNITUDES = -3.0, 1.0  # of rows, in powers of ten
-_ZERO_ROW, _ZERO_BLOCK = 5, 3  # that row, and of each row that block of 128
+_ZERO_BLOCK = 3  # of each row that block of 128
 
 
 @dataclass(frozen=True)
@@ -73,11 +72,8 @@ class Weights(RandomOperands[Signature]):
 
 
 def drawn(shape: tuple[int, int], random: Mapping[str, Any]) -> torch.Tensor:
-    """Random rows of different magnitudes, f32, some of which is zero."""
-    low, high = _MAGNITUDES
-    powers: torch.Tensor = torch.rand((shape[0], 1), **random).mul_(high - low).add_(low)
-    x: torch.Tensor = torch.randn(shape, **random) * 10**powers
-    x[_ZERO_ROW : _ZERO_ROW + 1] = 0
+    """Random rows of different magnitudes, f32, some of which is zero: a row, and a block of each."""
+    (x,) = rows_of_magnitudes(shape, random)
     x[:, _ZERO_BLOCK * SCALE_BLOCK : (_ZERO_BLOCK + 1) * SCALE_BLOCK] = 0
     return x
 

@@ -15,16 +15,11 @@ from runtime.rmsnorm import Signature
 
 from ..elements import TORCH_DTYPES, poisoned
 from ..measure import Launch, tolerance
-from ..operand_sets import FieldOperands, RandomOperands, baseline_of
+from ..operand_sets import FieldOperands, RandomOperands, baseline_of, reference_dtype, rows_of_magnitudes
 from ..operation import Measures
 from ..quantise.measures import error_behind, quantised
 
-# Another than the usual one, which a function might have for its own; and rows' magnitudes are drawn from where eps
-# decides a result (10^-3) to where it does not matter.
-_EPS = 1e-5
-_MAGNITUDES = -3.0, 1.0  # powers of ten
-_ZERO_ROW = 5  # of x, as servers pad with
-_FLOAT64_ELEMENTS = 10 << 20  # up to so many a reference is computed in float64: 80 MiB for each copy of x
+_EPS = 1e-5  # another than the usual one, which a function might have for its own
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,8 @@ class Weights(RandomOperands[Signature]):
 
     def __init__(self, signature: Signature, m: int, l2_bytes: int, seed: int, device: str = "cuda") -> None:
         super().__init__(signature, m, l2_bytes, seed, device)
-        self.weights = [self._normal((signature.n,)).to(TORCH_DTYPES[signature.weight]) for _ in range(self.count)]
+        drawn = (torch.randn((signature.n,), **self.random) for _ in range(self.count))
+        self.weights = [weight.to(TORCH_DTYPES[signature.weight]) for weight in drawn]
 
     def operands(self, m: int) -> list[OperandSet]:
         """Fresh random x and residual (M, N) and poisoned y and sum (M, N), one for each weight. Row 5, if there is
@@ -58,7 +54,7 @@ class Weights(RandomOperands[Signature]):
         s = self.signature
 
         def made(weight: torch.Tensor) -> OperandSet:
-            x, residual = (t.to(TORCH_DTYPES[s.x]) for t in self._rows(m))
+            x, residual = (t.to(TORCH_DTYPES[s.x]) for t in rows_of_magnitudes((m, s.n), self.random, 2))
             y, scale, total = poisoned((m, s.n), s.y, self.device), None, None
             if s.scaling != "none":
                 scale = poisoned(scale_shape(s.scaling, m, s.n), "f32", self.device)
@@ -68,18 +64,6 @@ class Weights(RandomOperands[Signature]):
             return OperandSet(x, residual.to(TORCH_DTYPES[s.residual]), weight, y, scale, total, _EPS)
 
         return [made(weight) for weight in self.weights]
-
-    def _rows(self, m: int) -> list[torch.Tensor]:
-        """x, and what may be added to it, whose rows are as large."""
-        low, high = _MAGNITUDES
-        powers = torch.rand((m, 1), **self.random).mul_(high - low).add_(low)
-        found = [self._normal((m, self.signature.n)) * 10**powers for _ in range(2)]
-        for x in found:
-            x[_ZERO_ROW : _ZERO_ROW + 1] = 0
-        return found
-
-    def _normal(self, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.randn(shape, **self.random)
 
 
 class RmsNormMeasures(Measures):
@@ -91,7 +75,7 @@ class RmsNormMeasures(Measures):
 
     def reference(self, signature: Signature, operands: OperandSet) -> Mapping[str, torch.Tensor]:
         """What y must be, and the sum, in float64 where that is cheap, else in float32."""
-        wide = torch.float64 if operands.x.numel() <= _FLOAT64_ELEMENTS else torch.float32
+        wide = reference_dtype(operands.x.numel())
         x, weight, more = operands.x.to(wide), operands.weight.to(wide), dict[str, torch.Tensor]()
         if operands.residual is not None:
             more["sum"] = x = x + operands.residual.to(wide)
