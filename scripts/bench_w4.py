@@ -1,7 +1,7 @@
 """Check and time GEMMs of 4-bit weights against our own and torch's bf16 of the same shape, in one run on one GPU.
 
 The archive is one of benchmarks/w4.yaml, tuned: it has each layer with weights of 4 bits and in bf16. A line is one
-layer at one M: microseconds, how many times as long reading B and its scales would take at `READ_BYTES_PER_US`, and how
+layer at one M: microseconds, how many times as long as reading B and its scales takes at an H200's `FLOOR`, and how
 many times as fast as ours and torch's in bf16. With `--peers marlin` vLLM's Marlin takes part, on the same weights in
 its own layout: its result is checked as ours is, and what is wrong is not timed. Where it cannot run, nothing is run.
 Exit status 1 if any result of ours is wrong, 2 if a peer is missing. Needs a GPU.
@@ -21,6 +21,7 @@ from peers import CACHE, Peer, Settings, guarded, load, written
 from report import ends, geomean, out_argument, write
 
 import runtime
+from aot.search.h200 import FLOOR
 from aot.tune import measure
 from aot.tune.gemm.operands import OperandSet, Weights
 from runtime.container.archive import Archive
@@ -31,7 +32,6 @@ from runtime.gemm.signature import Signature
 from runtime.numbers.weights import FORMATS
 from runtime.tables.dispatch import Dispatch
 
-READ_BYTES_PER_US = 4.3e6  # of an H200, cold
 TOKENS = (1, 8, 16, 32, 64, 128)
 _REGIMES = ((1, 16), (17, 64), (65, 1 << 30))
 _GRAPH_US = 800.0
@@ -66,7 +66,7 @@ def run(library: Any, peers: Mapping[str, Peer], s: Signature, m: int, l2_bytes:
         **{name: lambda pair, launch=launch: launch(pair[0]) for name, launch in others.items()},
     }
     floor = s.bytes(m) + quantised[0].extras["scale_b"].nbytes
-    times = measure.time_interleaved(contenders, pairs, floor / READ_BYTES_PER_US, repeats, _GRAPH_US)
+    times = measure.time_interleaved(contenders, pairs, floor / FLOOR.memory_bytes_per_us, repeats, _GRAPH_US)
     us = {name: round(of.us, 3) for name, of in times.items()}
     return {
         "signature": s.key(),
@@ -75,7 +75,7 @@ def run(library: Any, peers: Mapping[str, Peer], s: Signature, m: int, l2_bytes:
         **found,
         "us": us.pop(OURS),
         "spread": round(times[OURS].spread, 4),
-        "of_read": round(times[OURS].us * READ_BYTES_PER_US / floor, 3),
+        "of_read": round(times[OURS].us * FLOOR.memory_bytes_per_us / floor, 3),
         **{f"{name}_us": of for name, of in us.items()},
     }
 

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from statistics import NormalDist, geometric_mean
 from typing import Any, NamedTuple
 
 from report import AGAIN, ROOT
 
+from aot.search.h200 import FLOOR
+from aot.tune.grouped_gemm.rows import SKEW
+
 RESULTS = ROOT / "benchmarks" / "results"
-BYTES_PER_US, FLOPS_PER_US = 4.3e6, {16: 720e6, 8: 1400e6}  # what kernels were seen to reach on an H200
 BATCHES = "1", "16", "64"
-_SKEW = 0.5  # aot.tune.grouped_gemm.rows.SKEW
 
 # --- a decode step of Llama-3.1-8B ---
 
 LAYERS, HEAD_BYTES = 32, 128_256 * 4096 * 2
 LAYER = tuple(n * k for n, k in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)))  # weights of each GEMM
-LAYER_WEIGHTS = sum(LAYER)
 
 
 class Served(NamedTuple):
@@ -113,7 +113,7 @@ def qwen_decoding() -> tuple[list[float], list[float]]:
     how many times as fast it was."""
     run = load("engines")["runs"][QWEN]
     layers = run["stock"]["experts"]
-    dense = 2 * (layers * QWEN_LAYER_WEIGHTS + QWEN_HEAD_WEIGHTS) / BYTES_PER_US * (DENSE_OVER_FLOOR - 1)
+    dense = 2 * (layers * QWEN_LAYER_WEIGHTS + QWEN_HEAD_WEIGHTS) / FLOOR.memory_bytes_per_us * (DENSE_OVER_FLOOR - 1)
     experts = [r for r in load("moe_h200")["results"] if r["model"] == "Qwen3-30B-A3B"]
     could, was = [], []
     for batch in BATCHES:
@@ -138,30 +138,6 @@ def between(x: float, points: Iterable[tuple[float, float]]) -> float:
 
 
 # --- experts alone ---
-
-
-def over_floor(models: Sequence[str], tokens: Sequence[int], who: str) -> float:
-    """The time of a block of experts in bf16 over its floor, a geometric mean."""
-    found = [r for r in load("moe_h200")["results"] if r["error"]]  # else no expert was here
-    return geometric_mean(r["us"][who] / r["floor_us"] for r in found if r["model"] in models and r["tokens"] in tokens)
-
-
-# GEMMs of one token: how many experts it has, and N and K of gate and up and of down.
-ONE_TOKEN = {
-    "Qwen3-30B-A3B": (8, (1536, 2048), (2048, 768)),
-    "GPT-OSS-120B": (4, (5760, 2880), (2880, 2880)),
-    "Mixtral-8x22B-TP4": (2, (8192, 6144), (6144, 4096)),
-}
-
-
-def one_token_over_cold_read() -> list[float]:
-    """The times of these over a cold read of the weights that they need: gate and up, then down, of each model."""
-    us = {r["model"]: r["us"] for r in load("moe_h200")["results"] if r["tokens"] == 1}
-    return [
-        us[model][launch] / cold_read_us(2 * experts * n * k)
-        for model, (experts, *gemms) in ONE_TOKEN.items()
-        for launch, (n, k) in zip(("gate_up", "down"), gemms, strict=True)
-    ]
 
 
 class Grouped(NamedTuple):
@@ -209,7 +185,7 @@ def _experts_of(signature: str) -> tuple[str, Grouped]:
 def _drawn_groups(groups: int, rows: int) -> float:
     """How many groups are expected to have a row, drawn as `aot.tune.grouped_gemm.measures` does: with equal chances,
     and with log-normal ones of this sigma, as often."""
-    chances = [math.exp(_SKEW * NormalDist().inv_cdf((i + 0.5) / groups)) for i in range(groups)]
+    chances = [math.exp(SKEW * NormalDist().inv_cdf((i + 0.5) / groups)) for i in range(groups)]
     with_a_row = [1 - (1 - chance / sum(chances)) ** rows for chance in chances]
     return (sum(with_a_row) + groups * (1 - (1 - 1 / groups) ** rows)) / 2
 
@@ -229,5 +205,5 @@ def grouped_over_cold_read() -> dict[str, tuple[float, int]]:
             if tokens > (FEW if of.top_k > 1 else 8 * FEW):
                 continue
             read = cold_read_us(_drawn_groups(of.groups, rows) * n * k * bits / 8)
-            found.setdefault(result["kind"], []).append(us / max(read, 2 * rows * n * k / FLOPS_PER_US[bits]))
+            found.setdefault(result["kind"], []).append(us / max(read, 2 * rows * n * k / FLOOR.flops_per_us[bits]))
     return {kind: (geometric_mean(of), len(of)) for kind, of in found.items()}

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from aot.search.h200 import FLOOR
 from aot.tune.gemm.operands import MAX_ERROR_FP8_PROMOTED
 from aot.tune.quantise.measures import error_behind, quantised
 from runtime.gemm.fallback import apply_activation
@@ -26,8 +27,6 @@ OVERLAP = "launch"  # as runtime.torch.moe has it; what archives have for less s
 # Relative, in the norm: two roundings to bf16 between launches, and one behind them; and where rows are quantised, what
 # becomes of the error that a grouped GEMM may have.
 MAX_ERROR = {"bf16": 6e-3, NARROW: error_behind(MAX_ERROR_FP8_PROMOTED, NARROW)}
-# What an H200 does at most: bytes read from memory, and products, in a microsecond.
-_BYTES_PER_US, _FLOPS_PER_US = 4.3e6, {"bf16": 720e6, NARROW: 1400e6}
 _MOST_SETS = 16
 
 
@@ -63,9 +62,10 @@ class Model:
         return active * 3 * self.inner * self.hidden * (1 if self.scaled else 2)
 
     def floor_us(self, tokens: int) -> float:
-        """The least that all takes: each active expert's weights read once, or the products."""
+        """The least that all takes on an H200: each active expert's weights read once, or the products."""
         flops = 6 * tokens * self.top_k * self.share * self.inner * self.hidden
-        return max(self.active_bytes(tokens) / _BYTES_PER_US, flops / _FLOPS_PER_US[self.dtype])
+        flops_per_us = FLOOR.flops_per_us[8 if self.scaled else 16]
+        return max(self.active_bytes(tokens) / FLOOR.memory_bytes_per_us, flops / flops_per_us)
 
     def signatures(self) -> dict[str, Any]:
         """What of an archive each launch is looked up by, in their order; "fused" is what may take the place of gate_up

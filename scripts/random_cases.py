@@ -69,11 +69,6 @@ class Case:
         return self.layer.signature.key(), self.m
 
 
-def regime(m: int) -> str:
-    """The name of the range of M that `m` is in."""
-    return next(name for name, low, high in REGIMES if low <= m <= high)
-
-
 def group(signature: Signature) -> str:
     """What figures of a signature may be averaged with: how A is stored and scaled, and whether anything is fused."""
     if ELEMENTS[signature.a].narrow:

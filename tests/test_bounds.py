@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,12 @@ BLOCKS = 11, 12, 10  # the runs of engines.json by blocks with --quantise, on th
 BF16 = 4, 6, 7, 15  # the runs of engines.json with norms, on four H200s
 CHANNEL = 17, 16, 20, 3, 18  # those by channel with --quantise, on five
 PAIRED = 3  # that of these with a second stock like the first
+# GEMMs of one token: how many experts it has, and N and K of gate and up and of down.
+ONE_TOKEN = {
+    "Qwen3-30B-A3B": (8, (1536, 2048), (2048, 768)),
+    "GPT-OSS-120B": (4, (5760, 2880), (2880, 2880)),
+    "Mixtral-8x22B-TP4": (2, (8192, 6144), (6144, 4096)),
+}
 STUDIED = bounds.study("answers by blocks without few")
 
 
@@ -127,8 +134,8 @@ def test_qwen3_is_beyond_its_estimate_by_no_more_than_its_repeats_differ() -> No
 
 
 def test_the_page_says_what_a_prefill_needs() -> None:
-    weights = bounds.LAYERS * bounds.LAYER_WEIGHTS
-    ms = 2 * 2048 * weights / bounds.FLOPS_PER_US[16] / 1e3
+    weights = bounds.LAYERS * sum(bounds.LAYER)
+    ms = 2 * 2048 * weights / bounds.FLOOR.flops_per_us[16] / 1e3
     assert f"GEMMs need {ms * 720 / 700:.0f} at the 700 TFLOP/s" in text("engines")
     runs = [bounds.load("engines")["runs"][i] for i in BF16]
     whole = [run["stock"]["prefill"]["2048"]["s"] * 1e3 for run in runs]
@@ -143,13 +150,13 @@ def test_the_page_says_what_residuals_gave() -> None:
 
 
 def test_the_page_says_how_far_experts_are_from_their_floor() -> None:
-    every = bounds.over_floor(MODELS, (1, 8, 32, 128, 2048), "vllm")
-    one, some = (bounds.over_floor(MODELS, (tokens,), "vllm") for tokens in (1, 32))
+    every = over_floor(MODELS, (1, 8, 32, 128, 2048))
+    one, some = (over_floor(MODELS, (tokens,)) for tokens in (1, 32))
     said = f"{every:.2f} times the floor (Qwen3, GPT-OSS and Mixtral, up to 128 tokens and at 2,048; {one:.2f} at one"
-    all_four = bounds.over_floor((*MODELS, "DeepSeek-V3-EP32"), (1, 8, 32, 128, 2048), "vllm")
+    all_four = over_floor((*MODELS, "DeepSeek-V3-EP32"), (1, 8, 32, 128, 2048))
     assert f"{said} token, {some:.2f} at 32; with DeepSeek-V3 {all_four:.2f})" in text("moe")
     results = {(r["model"], r["tokens"]): r["us"] for r in bounds.load("moe_h200")["results"]}
-    qwen3, of_qwen3, oss, of_oss, mixtral, of_mixtral = (f"{x:.2f}" for x in bounds.one_token_over_cold_read())
+    qwen3, of_qwen3, oss, of_oss, mixtral, of_mixtral = (f"{x:.2f}" for x in one_token_over_cold_read())
     said = (
         f"its GEMMs take {oss} and {of_oss} times a cold read of the weights that they need, Qwen3's {qwen3} and "
         f"{of_qwen3}, and Mixtral's {mixtral} and {of_mixtral}."
@@ -159,11 +166,24 @@ def test_the_page_says_how_far_experts_are_from_their_floor() -> None:
     assert (qwen["permute"] + qwen["combine"]) / qwen["ours"] == pytest.approx(1 / 8, abs=0.01), "an eighth"
 
 
-def test_groups_are_expected_as_tuning_draws_rows() -> None:
-    pytest.importorskip("torch")
-    from aot.tune.grouped_gemm.rows import SKEW
+def over_floor(models: Sequence[str], tokens: Sequence[int]) -> float:
+    """vLLM's time of a block of experts in bf16 over its floor, a geometric mean."""
+    found = [r for r in bounds.load("moe_h200")["results"] if r["error"]]  # else no expert was here
+    of = [r for r in found if r["model"] in models and r["tokens"] in tokens]
+    return statistics.geometric_mean(r["us"]["vllm"] / r["floor_us"] for r in of)
 
-    assert bounds._SKEW == SKEW
+
+def one_token_over_cold_read() -> list[float]:
+    """The times of `ONE_TOKEN` over a cold read of the weights that they need: gate and up, then down, by model."""
+    us = {r["model"]: r["us"] for r in bounds.load("moe_h200")["results"] if r["tokens"] == 1}
+    return [
+        us[model][launch] / bounds.cold_read_us(2 * experts * n * k)
+        for model, (experts, *gemms) in ONE_TOKEN.items()
+        for launch, (n, k) in zip(("gate_up", "down"), gemms, strict=True)
+    ]
+
+
+def test_groups_are_expected_as_tuning_draws_rows() -> None:
     assert bounds._drawn_groups(128, 0) == 0
     assert bounds._drawn_groups(128, 1) == pytest.approx(1)
     assert 7.5 < bounds._drawn_groups(128, 8) < 8
@@ -183,7 +203,7 @@ def test_the_page_says_what_steps_without_a_graph_take() -> None:
     def prefill(run: int, tokens: str = "700") -> list[float]:
         return [1e3 * runs[run][who]["prefill"][tokens]["s"] for who in BOTH[::-1]]
 
-    needed = 2 * 700 * bounds.LAYERS * bounds.LAYER_WEIGHTS / bounds.FLOPS_PER_US[16] / 1e3
+    needed = 2 * 700 * bounds.LAYERS * sum(bounds.LAYER) / bounds.FLOOR.flops_per_us[16] / 1e3
     page = text("engines")
     channel, blocks, bf16 = bounds.LAUNCHED_WHOLE[::-1][0], bounds.LAUNCHED_WHOLE[0], bounds.LAUNCHED_WHOLE[1]
     said = "ours {:.0f} ms by channel and stock {:.0f}; by blocks {:.0f} and CUTLASS {:.0f}; in bf16 {:.0f} and {:.0f},"
