@@ -11,7 +11,6 @@ import functools
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
 from runtime.container import canonical
@@ -119,7 +118,11 @@ def build(
         gone = tuned_before - sum(row.state == "tuned" for row in kept)
         entries = [*kept, *entries]
         below_models = [*_models_of_entries(base), *origin.models]
-        asked = None if work.asked is None else work.asked._replace(inputs={**work.asked.inputs, "base": base.digest})
+        asked = (
+            None
+            if work.asked is None
+            else work.asked._replace(inputs={**work.asked.inputs, **build_table.input_digests(base=base)})
+        )
         origin = origin._replace(models=below_models, asked=asked)
         forms_below = None if forms else read_forms(base)
         served = 0 if forms_below is None else len(forms_below)
@@ -252,7 +255,7 @@ def _origin(work: Selection, report: BuildReport, unserved: Iterable[Unserved]) 
             Model(
                 m.model,
                 m.source,
-                sha256(manifest.dump(m).encode()).hexdigest(),
+                manifest.digest(m),
                 [_problem(item, m) for item in m.items()],
             )
             for m in work.manifests

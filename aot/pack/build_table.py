@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime.container.archive import Archive
@@ -49,8 +51,7 @@ class Model(NamedTuple):
 
 class Asked(NamedTuple):
     """What `aot build` was asked besides manifests and the number of candidates: the `targets` and `functions` that it
-    named, whether `universal`, and the digests of further `inputs`: "base" has that of an archive, "spec" and "times 1"
-    the SHA-256 of files."""
+    named, whether `universal`, and the digests of further `inputs` (`input_digests`)."""
 
     targets: Sequence[str] = ()
     functions: Sequence[str] = ()
@@ -89,6 +90,18 @@ class Build(NamedTuple):
             "failures": [list(row) for row in self.failures],
             "unserved": [list(row) for row in self.unserved],
         } | _given({"candidates": self.candidates, "asked": None if self.asked is None else self.asked._asdict()})
+
+
+def input_digests(spec: Path | None = None, times: Sequence[Path] = (), base: Archive | None = None) -> dict[str, str]:
+    """The digests, in hexadecimal, of what a build is made of besides manifests, by role: "spec", "times 1", "times 2"
+    and so on have the SHA-256 of a file, "base" has that of an archive's index.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    files = ({"spec": spec} if spec else {}) | {f"times {number}": path for number, path in enumerate(times, 1)}
+    found = {role: sha256(path.read_bytes()).hexdigest() for role, path in files.items()}
+    return found if base is None else found | {"base": base.digest}
 
 
 def read(archive: Archive) -> Build:

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -170,12 +169,10 @@ class Wanted(NamedTuple):
 
 def select(manifests: Sequence[Path], options: Wanted) -> Selection:
     """What to compile for manifests: for their problems, with further functions; or for their forms, by times."""
-    from ...pack.build_table import Asked
+    from ...pack.build_table import Asked, input_digests
 
-    files = {"spec": options.spec} if options.spec else {}
-    files |= {f"times {number}": path for number, path in enumerate(options.times, 1)}
     work = _select(manifests, options)
-    inputs = {role: sha256(path.read_bytes()).hexdigest() for role, path in files.items()}
+    inputs = input_digests(options.spec, options.times)
     return replace(work, asked=Asked(list(options.targets), list(options.functions), options.universal, inputs))
 
 

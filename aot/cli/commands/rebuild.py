@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -115,32 +114,27 @@ def _plan(
     contents: dict[str, str],
 ) -> tuple[Selection, int]:
     """What to compile, and of how many tools the versions are those of the archive's build."""
+    from ...pack import build_table
     from ...verify import rebuilt
 
     build, asked = rebuilt.asked_of(opened)
-    given, below = {}, 0
+    given, below = build_table.input_digests(spec, times), 0
     if base is not None:
         with open_archive(base) as under:
-            from ...pack import build_table
-
-            given["base"], below = under.digest, len(build_table.read(under).models)
-    rebuilt.require_inputs(opened, dict(asked.inputs), given | _digests(spec, times))
+            given |= build_table.input_digests(base=under)
+            below = len(build_table.read(under).models)
+    rebuilt.require_inputs(opened, dict(asked.inputs), given)
     paths = rebuilt.in_order(opened, build.models[below:], _manifests(manifests))
     wanted = Wanted(asked.targets, build.candidates, asked.functions, spec, asked.universal, times)
     work = select([Path(path) for path in paths], wanted)
     return work, _require_tools(opened, build, work, contents)
 
 
-def _digests(spec: Path | None, times: list[Path] | tuple[()]) -> dict[str, str]:
-    files = ({"spec": spec} if spec else {}) | {f"times {number}": path for number, path in enumerate(times, 1)}
-    return {role: sha256(path.read_bytes()).hexdigest() for role, path in files.items()}
-
-
 def _manifests(paths: list[Path] | tuple[()]) -> dict[str, str]:
-    """The SHA-256 of each manifest, as archives have it."""
+    """What archives name each manifest by."""
     from ...problem import manifest
 
-    return {str(path): sha256(manifest.dump(manifest.load(path)).encode()).hexdigest() for path in paths}
+    return {str(path): manifest.digest(manifest.load(path)) for path in paths}
 
 
 def _require_tools(opened: Archive, build: Build, work: Selection, contents: dict[str, str]) -> int:

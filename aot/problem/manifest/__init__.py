@@ -18,7 +18,7 @@ from .manifest import (
 from .nodes import read_text
 from .reader import lists_gemms, load, loads
 from .rules import signature_problem
-from .writer import dump, write
+from .writer import digest, dump, write
 
 __all__ = [
     "MAX_COUNT",
@@ -29,6 +29,7 @@ __all__ = [
     "ManifestError",
     "Problem",
     "Use",
+    "digest",
     "dump",
     "lists_gemms",
     "load",

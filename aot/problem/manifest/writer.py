@@ -7,6 +7,7 @@ import os
 import re
 import textwrap
 from collections import Counter
+from hashlib import sha256
 from typing import Any
 
 import yaml
@@ -60,6 +61,16 @@ def dump(manifest: Manifest) -> str:
             f"manifest of {model}: a file cannot hold it as it is; strip its texts of surrounding spaces"
         )
     return text
+
+
+def digest(manifest: Manifest) -> str:
+    """The SHA-256, in hexadecimal, by which archives name a manifest: that of what `dump` writes, however the file was
+    written that it came from.
+
+    Raises:
+        ManifestError: as `dump` does.
+    """
+    return sha256(dump(manifest).encode()).hexdigest()
 
 
 def write(text: str, path: str | os.PathLike[str], *, replace: bool = False) -> None:
