@@ -11,7 +11,8 @@ import functools
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from runtime.container import canonical
 from runtime.container.archive import Archive
@@ -89,60 +90,98 @@ def build(
     if base is not None:
         base.check_blocks()  # those of which nothing is kept too
     report = compile_variants(work.variants(), cache, jobs, on_event, on_start=on_start)
+    _require_some(report)
+    made = _made(work, report)
+    kept = _Kept() if base is None else _kept(base, made, report)
+    compiled = {v.name(): v.target for v in report.kernels}
+    of_base = [name for name in kept.functions if name not in compiled]
+    package, function_targets = pack.Package(), {**kept.functions, **compiled}
+    if base is not None:
+        package.add_archive(base, of_base)
+        for name in kept.tables:
+            package.set_table(name, base.table(name))
+    for kernel in report.kernels.values():
+        package.add_function(kernel.record, kernel.cubin, kernel.encoded)
+    for name, table in tables.operation_tables([*kept.rows, *made.rows], function_targets).items():
+        package.set_table(name, table)
+    package.set_table(build_table.TABLE, _origin(work, report, made.unserved, base).to_json())
+    forms = kept.forms
+    if made.forms:
+        table = universal.table(made.forms)
+        forms = _require_readable(table, function_targets)
+        package.set_table(FORMS, table)
+    package.write(destination, cache=cache)
+    archive_bytes = os.stat(destination).st_size
+    return Built(report, made.targets(), tuple(made.unserved), archive_bytes, forms, len(of_base), kept.untuned)
+
+
+def _require_some(report: BuildReport) -> None:
+    """Refuse to go on with nothing where something failed."""
     if report.failures and not report.kernels:
         first, reason = next((v.name(), reason) for v, reason in report.failures.items())
         others = f", nor do the {len(report.failures) - 1} others" if len(report.failures) > 1 else ""
         raise NothingCompiled(f"{first} does not compile{others}: {reason}")
-    package = pack.Package()
-    function_targets = {v.name(): v.target for v in report.kernels}
-    entries, unserved = _entries(work, report)
+
+
+class _Made(NamedTuple):
+    """What a selection serves with what was compiled of it: rows of operations' tables, and forms; and what no kernel
+    is there for."""
+
+    rows: list[tables.Row]
+    forms: list[universal.Chosen]
+    unserved: list[Unserved]
+
+    def targets(self) -> tuple[str, ...]:
+        """Those for which it serves something."""
+        return tuple(dict.fromkeys([*(row.target for row in self.rows), *(form.target for form in self.forms)]))
+
+
+def _made(work: Selection, report: BuildReport) -> _Made:
+    """See `_Made`; refuses to make an archive of nothing."""
+    rows, unserved = _entries(work, report)
     forms, without = _forms(work, report)
     unserved = [*work.unserved, *unserved, *without]
-    if unserved and not entries and not forms and not any(f in report.kernels for f in work.functions):
+    if unserved and not rows and not forms and not any(f in report.kernels for f in work.functions):
         nothing, *more = unserved
         raise BuildError(nothing.words() + (f"; nor is there a kernel for the other {len(more)}" if more else ""))
-    targets = tuple(dict.fromkeys([*(row.target for row in entries), *(form.target for form in forms)]))
-    origin = _origin(work, report, unserved)
-    served = of_base = gone = 0
-    if base is not None:
-        kept = _rows_besides(base, entries)
-        serving = {name for row in kept for name in row.names()} | (set() if forms else names_of_forms(base))
-        _require_same_code(base, serving, report)
-        left = (set(base.functions) - _named(base)) | serving
-        below = [name for name in base.functions if name in left and name not in function_targets]
-        _require_records(base, below)
-        package.add_archive(base, below)
-        function_targets = {n: t for n, t in base.functions.targets_by_name().items() if n in left} | function_targets
-        of_base = len(left - {v.name() for v in report.kernels})
-        tuned_before = sum(row.state == "tuned" for row in tables.operation_rows(base))
-        gone = tuned_before - sum(row.state == "tuned" for row in kept)
-        entries = [*kept, *entries]
-        below_models = [*_models_of_entries(base), *origin.models]
-        asked = (
-            None
-            if work.asked is None
-            else work.asked._replace(inputs={**work.asked.inputs, **build_table.input_digests(base=base)})
-        )
-        origin = origin._replace(models=below_models, asked=asked)
-        forms_below = None if forms else read_forms(base)
-        served = 0 if forms_below is None else len(forms_below)
-        tuned = any(row.state == "tuned" for row in kept) or left & set(tuning_table.checked_on(base))
-        # Which speak of nothing that is kept.
-        of_tuning = set() if tuned or served else {tuning_table.TABLE, tuning_table.HISTORY}
-        for name in {*base.tables} - {build_table.TABLE} - of_tuning:
-            if not is_operation(name):
-                package.set_table(name, base.table(name))
-    for kernel in report.kernels.values():
-        package.add_function(kernel.record, kernel.cubin, kernel.encoded)
-    for name, table in tables.operation_tables(entries, function_targets).items():
-        package.set_table(name, table)
-    package.set_table(build_table.TABLE, origin.to_json())
-    if forms:
-        table = universal.table(forms)
-        served = _require_readable(table, function_targets)
-        package.set_table(FORMS, table)
-    package.write(destination, cache=cache)
-    return Built(report, targets, tuple(unserved), os.stat(destination).st_size, served, of_base, gone)
+    return _Made(rows, forms, unserved)
+
+
+class _Kept(NamedTuple):
+    """What an archive keeps of its base: rows of operations' tables, the target of each function, which may be compiled
+    anew, and other tables, by name. `forms` counts those of its universal table, `untuned` tuned rows that it loses."""
+
+    rows: Sequence[tables.Row] = ()
+    functions: Mapping[str, str] = MappingProxyType({})
+    tables: Sequence[str] = ()
+    forms: int = 0
+    untuned: int = 0
+
+
+def _kept(base: Archive, made: _Made, report: BuildReport) -> _Kept:
+    """What stays of a base beside what was made, which takes the place of rows for the same signature and target, and
+    of all forms if it has any. Functions that no row and no form named stay too."""
+    replaced, rows, gone = {(row.signature, row.target) for row in made.rows}, list[tables.Row](), list[tables.Row]()
+    for row in tables.operation_rows(base):
+        (gone if (row.signature, row.target) in replaced else rows).append(row)
+    of_forms = names_of_forms(base)
+    serving = _names(rows) | (set() if made.forms else of_forms)
+    _require_same_code(base, serving, report)
+    unnamed = (_names(gone) | of_forms) - serving
+    functions = {name: target for name, target in base.functions.targets_by_name().items() if name not in unnamed}
+    compiled = {v.name() for v in report.kernels}
+    _require_records(base, [name for name in functions if name not in compiled])
+    forms = 0 if made.forms else len(read_forms(base) or ())
+    tuned = any(row.state == "tuned" for row in rows) or functions.keys() & set(tuning_table.checked_on(base))
+    left_out = {build_table.TABLE, *([FORMS] if made.forms else [])}
+    if not tuned and not forms:
+        left_out |= {tuning_table.TABLE, tuning_table.HISTORY}  # which speak of nothing that is kept
+    others = [name for name in base.tables if name not in left_out and not is_operation(name)]
+    return _Kept(rows, functions, others, forms, sum(row.state == "tuned" for row in gone))
+
+
+def _names(rows: Iterable[tables.Row]) -> set[str]:
+    return {name for row in rows for name in row.names()}
 
 
 def _require_readable(table: dict[str, Any], function_targets: Mapping[str, str]) -> int:
@@ -202,17 +241,6 @@ def _forms(work: Selection, report: BuildReport) -> tuple[list[universal.Chosen]
     return forms, unserved
 
 
-def _rows_besides(base: Archive, entries: Iterable[tables.Row]) -> list[tables.Row]:
-    """The rows of another archive but for the signatures and targets of `entries`."""
-    replaced = {(row.signature, row.target) for row in entries}
-    return [row for row in tables.operation_rows(base) if (row.signature, row.target) not in replaced]
-
-
-def _named(archive: Archive) -> set[str]:
-    """The functions that its entries and forms name."""
-    return {name for row in tables.operation_rows(archive) for name in row.names()} | names_of_forms(archive)
-
-
 def _require_records(base: Archive, names: Iterable[str]) -> None:
     """Refuse a base with records that this version does not read, which would be kept as they are."""
     for name in names:
@@ -242,24 +270,24 @@ def _models_of_entries(base: Archive) -> list[Model]:
     return [model._replace(problems=[p for p in model.problems if p.signature in keys]) for model in models]
 
 
+def _model(m: manifest.Manifest) -> Model:
+    return Model(m.model, m.source, manifest.digest(m), [_problem(item, m) for item in m.items()])
+
+
 def _problem(item: manifest.Gemm | manifest.Use, of: manifest.Manifest) -> build_table.Problem:
     traffic = [list(pair) for pair in getattr(item, "traffic", ())] or None
     return build_table.Problem(item.name, item.signature.key(), of.calls(item), traffic)
 
 
-def _origin(work: Selection, report: BuildReport, unserved: Iterable[Unserved]) -> Build:
+def _origin(work: Selection, report: BuildReport, unserved: Iterable[Unserved], base: Archive | None) -> Build:
     """Where the archive comes from; nothing in it depends on when, where or by whom it was built."""
+    models, asked = [_model(m) for m in work.manifests], work.asked
+    if base is not None:
+        models = [*_models_of_entries(base), *models]
+        asked = asked and asked._replace(inputs={**asked.inputs, **build_table.input_digests(base=base)})
     origins = {name: version for f in work.functions if isinstance(f, SpecFunction) for name, version in f.origins}
     return Build(
-        models=[
-            Model(
-                m.model,
-                m.source,
-                manifest.digest(m),
-                [_problem(item, m) for item in m.items()],
-            )
-            for m in work.manifests
-        ],
+        models=models,
         targets=work.targets,
         ranking=work.ranking,
         candidates=work.limit,
@@ -268,7 +296,7 @@ def _origin(work: Selection, report: BuildReport, unserved: Iterable[Unserved]) 
         # Of a spec's functions they name its file, which is the builder's own.
         failures=[(v.name(), reason) for v, reason in report.failures.items() if isinstance(v, Variant)],
         unserved=[(u.what, u.target, u.reason) for u in unserved],  # and no place, as that is the builder's own
-        asked=work.asked,
+        asked=asked,
     )
 
 
