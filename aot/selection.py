@@ -1,6 +1,7 @@
 """What a build compiles, and why: the problems of manifests, or their forms, with the variants that are worth it.
 
-Pure, but for files of times. What of this is of one operation `aot.search.operation` knows; here it is named by none.
+Pure, but for files of times. What of this is of one operation `aot.search.operation` knows; times alone are of GEMM, as
+it alone has forms.
 """
 
 from __future__ import annotations
