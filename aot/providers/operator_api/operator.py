@@ -1,7 +1,7 @@
 """An operator of the CUTLASS Operator API: which one a variant describes, and the function that it would compile.
 
-Common to all that this project wraps of the API: `dense`, `block_scaled` and `grouped` beside this module. Only what is
-called here imports the package and the DSL. Nothing asks for a GPU or touches the driver.
+Common to the modules beside this one that wrap operators, each for one kind of operands. Only what is called here
+imports the package and the DSL. Nothing asks for a GPU or touches the driver.
 """
 
 from __future__ import annotations
