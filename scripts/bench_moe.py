@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch._inductor.config
-from moe_blocks import MAX_ERROR, MODELS, OVERLAP, Block, Model, Weights, error_of, reference
+from moe_blocks import MAX_ERROR, MODELS, Block, Model, Weights, error_of, reference
 from report import ends, geomean, out_argument, patch_argument, version, write
 
 import runtime
@@ -30,6 +30,7 @@ import runtime.torch as binding
 from aot.tune import measure
 from runtime.errors import ArgumentError
 from runtime.gemm.fallback import apply_activation
+from runtime.grouped_gemm import OVERLAP_OF_EXPERTS
 from runtime.numbers.epilogue import EPILOGUES
 from runtime.numbers.scaling import SCALE_BLOCK
 from runtime.torch.experts import expected_rows
@@ -68,14 +69,21 @@ def ours(library: runtime.Library, model: Model) -> dict[str, Callable[[Block], 
         rows, ends, _, *scale = b.permuted
         more = {"bias": b.weights.biases[0] if b.weights.biases else None, **scales(b, 0, next(iter(scale), None))}
         more["expected_rows"] = expected(b)
-        library.grouped_gemm(rows, b.weights.w13, ends, epilogue=model.gate, overlap=OVERLAP, out=b.inner, **more)
+        library.grouped_gemm(
+            rows, b.weights.w13, ends, epilogue=model.gate, overlap=OVERLAP_OF_EXPERTS, out=b.inner, **more
+        )
 
     def quantise(b: Block) -> None:
         library.call("quantise", b.inner, b.permuted[1], out=b.narrow, **scaling)
 
     def fused(b: Block) -> None:
         rows, ends, _, scale = b.permuted
-        more = {"scale_a": scale, "scale_b": b.weights.scales[0], "overlap": OVERLAP, "expected_rows": expected(b)}
+        more = {
+            "scale_a": scale,
+            "scale_b": b.weights.scales[0],
+            "overlap": OVERLAP_OF_EXPERTS,
+            "expected_rows": expected(b),
+        }
         narrow, scale = b.narrow
         library.grouped_gemm(rows, b.weights.w13, ends, epilogue=model.gate, out=narrow, scale_d=scale, **more)
 
@@ -83,7 +91,7 @@ def ours(library: runtime.Library, model: Model) -> dict[str, Callable[[Block], 
         rows, *scale = b.narrow or (b.inner,)
         more = {"bias": b.weights.biases[1] if b.weights.biases else None, **scales(b, 1, next(iter(scale), None))}
         more["expected_rows"] = expected(b)
-        library.grouped_gemm(rows, b.weights.w2, b.permuted[1], overlap=OVERLAP, out=b.made, **more)
+        library.grouped_gemm(rows, b.weights.w2, b.permuted[1], overlap=OVERLAP_OF_EXPERTS, out=b.made, **more)
 
     def combine(b: Block) -> None:
         library.call("moe_combine", b.made, b.permuted[2], b.router, out=b.out)

@@ -15,6 +15,7 @@ from aot.search.h200 import FLOOR
 from aot.tune.gemm.operands import MAX_ERROR_FP8_PROMOTED
 from aot.tune.quantise.measures import error_behind, quantised
 from runtime.gemm.fallback import apply_activation
+from runtime.grouped_gemm import OVERLAP_OF_EXPERTS
 from runtime.grouped_gemm import Signature as Grouped
 from runtime.moe.combine import Signature as Combine
 from runtime.moe.permute import Signature as Permute
@@ -23,7 +24,6 @@ from runtime.numbers.quantised import NARROW, scale_shape
 from runtime.numbers.scaling import SCALE_BLOCK
 from runtime.quantise import Signature as Quantise
 
-OVERLAP = "launch"  # as runtime.torch.moe has it; what archives have for less serves where they have nothing for it
 # Relative, in the norm: two roundings to bf16 between launches, and one behind them; and where rows are quantised, what
 # becomes of the error that a grouped GEMM may have.
 MAX_ERROR = {"bf16": 6e-3, NARROW: error_behind(MAX_ERROR_FP8_PROMOTED, NARROW)}
@@ -75,10 +75,10 @@ class Model:
         types = self.dtype, self.dtype, "bf16"
         found: dict[str, Any] = {
             "permute": Permute("bf16", e, self.top_k, k, self.global_experts, scaling),
-            "gate_up": Grouped(*types, e, 2 * n, k, gate, OVERLAP, scaling),
-            "fused": Grouped(NARROW, NARROW, NARROW, e, 2 * n, k, gate, OVERLAP, "block"),
+            "gate_up": Grouped(*types, e, 2 * n, k, gate, OVERLAP_OF_EXPERTS, scaling),
+            "fused": Grouped(NARROW, NARROW, NARROW, e, 2 * n, k, gate, OVERLAP_OF_EXPERTS, "block"),
             "quantise": Quantise("bf16", NARROW, n, scaling, e),
-            "down": Grouped(*types, e, k, n, down, OVERLAP, scaling),
+            "down": Grouped(*types, e, k, n, down, OVERLAP_OF_EXPERTS, scaling),
             "combine": Combine("bf16", "bf16", self.top_k, k),
         }
         if not self.scaled:

@@ -104,7 +104,9 @@ class Measures(Protocol):
 
 
 class Tuning(Protocol):
-    """What tuning knows of an operation."""
+    """What tuning knows of an operation; whether functions are looked at between the points that were measured too."""
+
+    looks_between: bool = False
 
     def work(self, signature: Any, m: int) -> Work:
         """The least that takes at `m` rows."""
