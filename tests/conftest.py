@@ -85,7 +85,8 @@ def torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fa
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command line in this process."""
+    """The command line in this process, its output 80 columns wide."""
+    monkeypatch.delenv("COLUMNS", raising=False)
 
     def call(*arguments: object) -> Result:
         from aot.cli import commands

@@ -38,11 +38,22 @@ def inspected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=lambda words: " ".join(words[:1]))
-def test_a_pipe_gets_lines_of_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+@pytest.mark.parametrize("columns", [None, 200])
+def test_a_pipe_gets_lines_of_80_columns_or_as_many_as_is_said(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], columns: int | None
+) -> None:
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", str(columns))
     out = run(*arguments).out
     assert out
-    assert [line for line in out.splitlines() if len(line) > 80] == []
+    assert [line for line in out.splitlines() if len(line) > (columns or 80)] == []
+
+
+def test_a_wide_pipe_shortens_no_signature(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert "..." in run("ls", "x.aot").out
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "..." not in run("ls", "x.aot").out
 
 
 def test_a_terminal_gets_lines_of_its_width() -> None:

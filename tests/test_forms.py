@@ -264,7 +264,13 @@ def test_ls_lists_no_ranges_that_serve_nothing(run: Run, tmp_path: Path) -> None
 def test_show_puts_what_serves_before_an_entry_that_gives_way(run: Run, tmp_path: Path) -> None:
     candidates = [(16, ["many", "few"])]
     write(tmp_path / "both.aot", [entry(signature(512, K), [(None, "many")], candidates, state="ranked")])
-    whole, asked = (run("show", tmp_path / "both.aot", of(512).key(), *more).out for more in ([], ["--m", 3]))
+    show = "show", tmp_path / "both.aot", of(512).key()
+    whole, asked = (run(*show, *more).out for more in (["--candidates"], ["--m", 3]))
+    assert "\nup to 2 candidates at each M that aot tune would time; --candidates prints them\n" in run(*show).out
+    elsewhere = run(*show, "--target", "sm_100a")
+    assert (elsewhere.status, elsewhere.out) == (2, "")
+    assert elsewhere.err.endswith("is there for sm_90a, not for sm_100a\n")
+    assert run(*show, "--target", "sm_90a").out == run(*show).out
     head = f"{of(512).key()} on sm_90a: ranked, unused\n"
     way = f" gives way to what {FORM_NAME} predicts, here for NVIDIA H200 (132 SMs, 4917 GB/s), not measured "
     for out in (whole, asked):

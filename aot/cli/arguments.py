@@ -14,7 +14,9 @@ from ..search.targets import target as target_named
 ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="An .aot file.")]
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="The .aot file to write.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace OUT, whatever it holds.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace OUT also where it is no archive, or has what was tuned or checked.")
+]
 SpecPath = Annotated[
     Path | None,
     typer.Option(metavar="SPEC", help="A Python file that describes your own functions; docs/functions.md has one."),

@@ -1,7 +1,9 @@
-"""Fits what is printed into the width there is: that of the terminal, or 80 columns where output is piped."""
+"""Fits what is printed into the width there is: that of the terminal, or where output is piped what COLUMNS says, or 80
+columns."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -15,7 +17,8 @@ _LEAST = 16  # of a cell that is shortened
 
 def width() -> int:
     """The columns there are."""
-    return max(shutil.get_terminal_size((PIPED, 24)).columns, 40) if sys.stdout.isatty() else PIPED
+    fits = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return max(shutil.get_terminal_size((PIPED, 24)).columns, 40) if fits else PIPED
 
 
 def shortened(text: str, most: int) -> str:

@@ -30,19 +30,20 @@ class NoEntry(AotError):
     """What serves at M values was asked of a function."""
 
 
-def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, Any]:
+def show(archive: Archive, name: str, tokens: Sequence[int] = (), target: str | None = None) -> dict[str, Any]:
     """What the archive says of `name`: a function, by its name or the beginning of its digest, a signature, or what a
     manifest that it was built for calls one. A manifest's name comes before a digest.
 
     A signature that has no entry, and that a form can compute, is shown with what is predicted for it: at `tokens`
     rows, or at `aot.inspect.predictions.ROWS` where there are none. An entry is shown with what `serves` at these rows,
-    in its place if there is something `instead`, and where there are `tokens` with nothing else. `short_names` has the
-    beginnings of digests of the functions that are shown.
+    in its place if there is something `instead`, and where there are `tokens` with nothing else. Where there is a
+    `target`, what is for others is left out. `short_names` has the beginnings of digests of the functions that are
+    shown.
 
     Raises:
         UnknownName: it is none of these.
         AmbiguousDigest: several functions' digests begin so.
-        NoEntry: there are `tokens`, and it is a function.
+        NoEntry: there are `tokens`, and it is a function; or all of the signature is for other targets.
     """
     names, precedence = names_of(archive), Precedence(archive)
     entries = precedence.entries
@@ -53,6 +54,7 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
             raise NoEntry(f"{archive.path}: {name!r} is a function, and --m is for signatures; leave it out")
         return {"function": function(archive, named)}
     if chosen:
+        chosen = _of_target([(e.target, e) for e in chosen], target, f"{archive.path}: {name!r}")
         environments = tuning_table.read(archive)
         found = [_entry(archive, e, names, precedence, environments, tokens) for e in chosen]
         return {"entries": found, "short_names": _short_names(archive, found)}
@@ -67,7 +69,16 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = ()) -> dict[str, A
         if reason := _why_not_predicted(precedence.universal, name, near):
             raise UnknownName(f"{archive.path}: {name!r} has no entry, and {reason}")
         raise UnknownName(f"{archive.path}: has no function or signature {name!r}, and no manifest's name; {near}")
+    predicted = _of_target([(each["target"], each) for each in predicted], target, f"{archive.path}: {name!r}")
     return {"predicted": predicted, "short_names": _short_names(archive, predicted)}
+
+
+def _of_target(found: Sequence[tuple[str, Any]], target: str | None, what: str) -> list[Any]:
+    """What is for `target`, of some by theirs; everything where it is None."""
+    kept = [each for of, each in found if target in (None, of)]
+    if not kept:
+        raise NoEntry(f"{what} is there for {', '.join(dict.fromkeys(of for of, _ in found))}, not for {target}")
+    return kept
 
 
 def _short_names(archive: Archive, shown: Any) -> dict[str, str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from runtime.limits import MAX_EXTENT
 
-from ..arguments import ArchivePath, Json, examples
+from ..arguments import ArchivePath, Json, OneTarget, examples
 from ..inputs import open_archive
 from ..layout import print_fields, print_fitted, print_wrapped
 from ..streams import print_json
@@ -45,25 +46,29 @@ def command(
         list[int] | None,
         typer.Option("--m", metavar="M", min=1, max=MAX_EXTENT, help="Rows to say what serves at. May be repeated."),
     ] = None,
+    target: OneTarget = None,
+    candidates: Annotated[
+        bool, typer.Option("--candidates", help="Print the functions that aot tune would try, too, by M, best first.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show one function or signature of an archive in full; of a signature that no entry has what is predicted."""
     from ...inspect.show import show
 
     with open_archive(archive) as opened:
-        found = show(opened, entry, m or ())
+        found = show(opened, entry, m or (), target)
     if as_json:
         return print_json(found)
     if "function" in found:
         return print_function(found["function"])
-    printed = print_predicted if "predicted" in found else print_entry
+    printed = print_predicted if "predicted" in found else partial(print_entry, candidates=candidates)
     for i, one in enumerate(found.get("predicted") or found["entries"]):
         if i:
             print()
         printed(one, found["short_names"])
 
 
-def print_entry(entry: dict[str, Any], short_names: dict[str, str]) -> None:
+def print_entry(entry: dict[str, Any], short_names: dict[str, str], candidates: bool = False) -> None:
     """What `aot show` prints for an entry of an operation's table, or for what serves of it at some M."""
     entry = cleaned(entry)
     of = f", {kind(entry['gpu'])}" if entry["gpu"] else ""
@@ -99,7 +104,10 @@ def print_entry(entry: dict[str, Any], short_names: dict[str, str]) -> None:
         header += ["digest", "function", "best other"]
         rows = [_timing(row, short_names) for row in entry["timings"]]
         print_fitted(header, rows, right=range(8), expendable=[10, 9])
-    for row in entry["candidates"]:
+    if entry["candidates"] and not candidates:
+        most = max(len(row["functions"]) for row in entry["candidates"])
+        print_wrapped(f"up to {most} candidates at each M that aot tune would time; --candidates prints them")
+    for row in entry["candidates"] if candidates else ():
         digests = " ".join(short_names.get(name, name) for name in row["functions"])
         print_wrapped(digests, first=f"candidates at M = {row['m']}, best first: ", rest="  ")
 

@@ -142,8 +142,7 @@ def _of_functions(functions: Sequence[dict[str, Any]]) -> Iterator[Finding]:
         return f"{len(rows)} of {len(functions)} functions ({_some(row['digest'] for row in rows)})"
 
     if waiting := [row for row in functions if row["use"] == CANDIDATE]:
-        advice = "run aot tune; or aot prune --state tuned leaves them out"
-        yield Finding("unused", NOTE, some(waiting), "", "are candidates that serve nothing", advice)
+        yield Finding("unused", NOTE, some(waiting), "", "are candidates that serve nothing", "run aot tune")
     if others := [row for row in functions if row["use"] == BY_NAME]:
         says = "are in no table: only callers who name them use them"
         yield Finding("unused", NOTE, some(others), "", says, "none, if somebody does")
