@@ -11,7 +11,7 @@ from runtime.container.archive import Archive
 
 from .command_line import Run, unwrapped
 from .inspected import BUILD, ENVIRONMENT, FEW, MANY, OTHER, OUT, QKV, WIDE, WRONG, tables, write
-from .recording_driver import cubin, gemm_record
+from .recording_driver import cubin, entry, gemm_record, signature, table
 
 
 @pytest.fixture
@@ -51,6 +51,12 @@ def test_a_range_that_changed_its_function_is_told_by_m(run: Run, old: Path) -> 
     out = run("diff", old, old.parent / "new.aot", "--gemm", "qkv").out
     assert "701-900" in out
     assert "\nentries for sm_90a, H200:\n" in out
+
+
+def test_a_removed_layer_is_called_what_the_old_archive_calls_it(run: Run, old: Path) -> None:
+    build = json.loads(json.dumps(tables()["build"]).replace('"qkv"', '"renamed"'))
+    found = changed(run, old, gemm=table([entry(signature(4096, 4096), [(None, WIDE)])]), build=build)
+    assert [row["names"] for row in found["entries"]["removed"]] == [["qkv"]]
 
 
 def test_a_layer_that_neither_archive_has_is_refused(run: Run, old: Path) -> None:

@@ -115,7 +115,8 @@ def _environments(archive: Archive) -> list[dict[str, Any]]:
 def _entries(old: Archive, new: Archive, before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, list[Any]]:
     had, has = _by_key(old), _by_key(new)
     had = {_now_for_a_kind(key, had, has): entry for key, entry in had.items()}
-    names = names_of(old) | names_of(new)
+    of_old, of_new = names_of(old), names_of(new)
+    names = of_old | of_new
     changed = []
     for key in had.keys() & has.keys():
         found = _changes(had[key], has[key], before, after)
@@ -124,7 +125,7 @@ def _entries(old: Archive, new: Archive, before: Mapping[str, str], after: Mappi
     order = {key: i for i, key in enumerate([*has, *had])}
     return {
         "added": [_described(has[key], names) for key in has if key not in had],
-        "removed": [_described(had[key], names) for key in had if key not in has],
+        "removed": [_described(had[key], of_new | of_old) for key in had if key not in has],
         "changed": sorted(changed, key=lambda row: order[row["signature"], row["target"], _kind(row["gpu"])]),
     }
 
