@@ -75,12 +75,17 @@ def write(path: Path | None, environment: dict[str, Any], **content: Any) -> Non
 
 def ends(work: Callable[[], int | None]) -> int:
     """The exit status of a script whose work this is: what it gives, 0 for None; 2, and one line on standard error,
-    where its input is wrong."""
+    where its input is wrong, or another package is missing."""
     try:
         return work() or 0
     except AotError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", "aot", "runtime"):
+            raise
+        print(f"error: this needs {missing}, which is not installed here", file=sys.stderr)
+    return 2
 
 
 def options_to_write(what: str | None, output: str) -> argparse.ArgumentParser:

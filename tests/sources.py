@@ -23,7 +23,7 @@ def folder_of(request: pytest.FixtureRequest, package: str, title: str) -> Path:
             pytest.skip(f"needs --{package} FOLDER, {title}'s package as its wheel holds it, or an installed {title}")
         path = spec.submodule_search_locations[0]
     if not (Path(path) / "__init__.py").exists():
-        pytest.fail(f"--{package} {path} holds no __init__.py; name the folder `{package}` of an unpacked wheel")
+        pytest.exit(f"--{package} {path} holds no __init__.py; name the folder `{package}` of an unpacked wheel", 2)
     return Path(path)
 
 

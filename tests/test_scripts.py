@@ -32,3 +32,16 @@ def test_where_there_is_no_gpu_it_says_so(
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *archive])
     assert report.ends(importlib.import_module(name).main) == 2
     assert "no CUDA GPU" in capsys.readouterr().err
+
+
+def test_a_package_that_is_missing_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        raise ModuleNotFoundError("No module named 'vllm.engine'", name="vllm.engine")
+
+    def ours() -> None:
+        raise ModuleNotFoundError("No module named 'aot.none'", name="aot.none")
+
+    assert report.ends(work) == 2
+    assert capsys.readouterr().err == "error: this needs vllm, which is not installed here\n"
+    with pytest.raises(ModuleNotFoundError):
+        report.ends(ours)
