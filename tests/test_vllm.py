@@ -307,6 +307,11 @@ def test_an_engine_does_not_start_without_an_archive_that_it_requires(start: Sta
         server.serve(server.linear(HIDDEN, HIDDEN), config=config)
 
 
+@pytest.mark.parametrize("words", [{"recorded": "folder"}, {"require_sign": "keys"}, {"required": False}])
+def test_an_engine_starts_where_another_word_is_misspelt(start: Start, words: Any) -> None:
+    left_to_vllm(start(), config={"cute_aot": {"archive": "model.aot", **words}})
+
+
 @pytest.mark.parametrize(
     "words", [{"required": "archives"}, {"required": True}, {"requird": "archive"}, {"requires": 1}]
 )
@@ -510,6 +515,15 @@ def test_weights_that_are_loaded_again_are_decided_again(start: Start) -> None:
     worker.load_model()
     assert "_cute_aot_plain" not in vars(layer)
     assert ["serves 1 of 1" in line for line in server.lines] == [True, False]
+
+
+def test_a_layer_without_a_weight_is_one_line_of_the_log(start: Start) -> None:
+    server = start()
+    layer = server.linear(HIDDEN, HIDDEN)
+    server.serve(layer)
+    del layer._parameters["weight"]
+    layer.quant_method.process_weights_after_loading(layer)
+    assert "serves nothing" in server.lines[-1]
 
 
 def test_a_layer_that_is_no_matrix_is_none_of_those_that_are_required(start: Start) -> None:

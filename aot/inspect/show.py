@@ -43,7 +43,7 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = (), target: str | 
     Raises:
         UnknownName: it is none of these.
         AmbiguousDigest: several functions' digests begin so.
-        NoEntry: there are `tokens`, and it is a function; or all of the signature is for other targets.
+        NoEntry: there are `tokens` or a `target`, and it is a function; or all of the signature is for other targets.
     """
     names, precedence = names_of(archive), Precedence(archive)
     entries = precedence.entries
@@ -52,6 +52,8 @@ def show(archive: Archive, name: str, tokens: Sequence[int] = (), target: str | 
     if named is not None:
         if tokens:
             raise NoEntry(f"{archive.path}: {name!r} is a function, and --m is for signatures; leave it out")
+        if target is not None:
+            raise NoEntry(f"{archive.path}: {name!r} is a function, and --target is for signatures; leave it out")
         return {"function": function(archive, named)}
     if chosen:
         chosen = _of_target([(e.target, e) for e in chosen], target, f"{archive.path}: {name!r}")

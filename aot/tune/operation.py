@@ -28,7 +28,7 @@ _OWN = {
     "moe_combine": "aot.tune.moe_combine.tuning:MOE_COMBINE",
     "quantise": "aot.tune.quantise.tuning:QUANTISE",
 }
-_NEEDED = ("work", "form", "torch_serves", "measures")
+_NEEDED = ("work", "form", "torch_serves", "measures", "looks_between")
 
 
 class Work(NamedTuple):

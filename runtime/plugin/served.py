@@ -185,11 +185,13 @@ class Served:
         """Let the archive compute a layer whose weight is in place, if it has a checked kernel for it; with its MLP's
         activation, if it did that before weights were loaded again."""
         fused = self._leave(layer)
-        if self.lib is None or len(layer.weight.shape) > 2:  # a convolution's, whose method servers set, and never call
+        if self.lib is None:
             return
         try:
             from .linears import Decision, decide
 
+            if len(layer.weight.shape) > 2:  # a convolution's, whose method servers set, and never call
+                return
             if hooks.is_hooked(type(method), "apply"):
                 decision = decide(self.lib, layer)
             else:

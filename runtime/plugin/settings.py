@@ -44,9 +44,9 @@ def required(found: Any) -> str:
     """Of a value of "cute_aot", whatever else it says: ARCHIVE if the server is not to start where nothing is served,
     LAYERS if neither where a layer is left to it, else empty. Another word, and a misspelt "required", mean ARCHIVE."""
     words = found if isinstance(found, dict) else {}
-    word = words.get("required", "")
-    unknown = [str(name) for name in words if name not in _WORDS]
-    if word in ("", ARCHIVE, LAYERS) and not difflib.get_close_matches("required", unknown):
+    word = words.get("required") or ""
+    nearest = [difflib.get_close_matches(str(name), _WORDS, 1) for name in words if name not in _WORDS]
+    if word in ("", ARCHIVE, LAYERS) and ["required"] not in nearest:
         return str(word)
     return LAYERS if word == LAYERS else ARCHIVE
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError
 from ..plugin.log import log_to, words
@@ -19,6 +19,9 @@ from ..serve.load import load
 from . import hooks
 from .recording import Recording, engine_and_rank
 from .settings import PLACE, required, settings_of
+
+if TYPE_CHECKING:
+    from ..plugin.activations import Fused
 
 _log = logging.getLogger("sglang.cute_aot")
 
@@ -195,13 +198,13 @@ class Plugin(Served):
             found = left(words(error))
         self._decisions[layer] = found
 
-    def _leave(self, layer: Any) -> None:
+    def _leave(self, layer: Any) -> Fused | None:
         from . import experts, fp8
 
         if experts.is_experts(layer):
             experts.leave(layer)
         fp8.leave(layer)
-        super()._leave(layer)
+        return super()._leave(layer)
 
     def _give_up(self, error: Exception) -> None:
         for layer in list(self._decisions):

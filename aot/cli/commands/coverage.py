@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -170,14 +170,16 @@ def print_to_add(places: Sequence[dict[str, Any]], of: Manifest, archive: Path, 
     from ...problem.model_config import default_targets
 
     lacking = [place for place in map(cleaned, places) if any(layer["m"]["missing"] for layer in place["layers"])]
-    unbuildable = [_print_unbuildable(place, of) for place in lacking]
-    if all(unbuildable):
+    missing: dict[str, set[str]] = {}
+    for place in lacking:
+        names = {layer["name"] for layer in place["layers"] if layer["m"]["missing"]}
+        missing.setdefault(place["target"], set()).update(names)
+    buildable = [_print_unbuildable(target, names, of) for target, names in missing.items()]
+    if not any(buildable):
         return
     served = [layer["m"] for place in lacking for layer in place["layers"] if not layer["m"]["missing"]]
     named = list(dict.fromkeys(place["target"] for place in lacking if place["target"]))
     targets = default_targets([item.signature for item in of.items()], named) or named
-    if left := [target for target in named if target not in targets]:
-        print_wrapped(f"some of these layers have no kernel on {', '.join(left)}")
     commands, by_hand = asked.to_add(archive, targets, any(m["tuned"] or m["beyond"] for m in served))
     print(f"to add {'them' if len(lacking) == 1 else 'what is missing'}:")
     for words in commands:
@@ -186,17 +188,15 @@ def print_to_add(places: Sequence[dict[str, Any]], of: Manifest, archive: Path, 
         print_wrapped(by_hand)
 
 
-def _print_unbuildable(place: dict[str, Any], of: Manifest) -> bool:
-    """Say which layers that are missing no build has for the target; whether all of them are."""
+def _print_unbuildable(target: str | None, missing: Collection[str], of: Manifest) -> bool:
+    """Say which layers that are missing no build has for a target; whether one has any of them."""
     from ...search.unserved import variants, why_none
 
-    missing = {layer["name"] for layer in place["layers"] if layer["m"]["missing"]}
     signatures = {item.name: item.signature for item in of.items() if item.name in missing}
-    target = place["target"]
     without = [name for name, s in signatures.items() if target and not variants(target, s)]
-    if without:
+    if target and without:
         print_wrapped(f"no build for {target} has {', '.join(without)}: {why_none(target, signatures[without[0]])}")
-    return len(without) == len(missing)
+    return len(without) < len(missing)
 
 
 def _said(of: list[int], asked: list[int], every: int) -> str:
