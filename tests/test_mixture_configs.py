@@ -208,7 +208,7 @@ OSS = published("gpt-oss-20b", quantization_config={"quant_method": "mxfp4"})
 @pytest.mark.parametrize(
     ("tp", "arguments", "words"),
     [
-        (2, {}, "experts_down at tp 2: k must be a multiple of 64 for weights of mxfp4_weight, found 1440"),
+        (7, {}, "field 'num_attention_heads': 64 does not divide by tp 7"),
         (1, {"experts": False}, "is of the weights of experts, and the manifest has none"),
         (1, {"dtype": "f16"}, "scaling mxfp4_weight is for A in bf16"),
         (1, {"dtype": "e4m3"}, "scaling mxfp4_weight is for A in bf16"),
@@ -216,6 +216,15 @@ OSS = published("gpt-oss-20b", quantization_config={"quant_method": "mxfp4"})
 )
 def test_experts_that_cannot_be_in_4_bits_are_refused(tp: int, arguments: dict[str, Any], words: str) -> None:
     refused(OSS, words, tp=tp, scaling="mxfp4_weight", **arguments)
+
+
+@pytest.mark.parametrize(("tp", "ep", "inner"), [(1, 1, 2880), (2, 1, 1472), (4, 1, 768), (8, 1, 384), (2, 2, 2880)])
+def test_parts_of_experts_in_mxfp4_are_padded_as_vllm_does(tp: int, ep: int, inner: int) -> None:
+    built = manifest(OSS, tp, ep=ep, scaling="mxfp4_weight")
+    found = experts(built)
+    assert (found["gate_up"].signature.n, found["down"].signature.k) == (2 * inner, inner)
+    assert ("padded to" in built.source) is (inner * tp != 2880 and ep == 1)
+    assert experts(manifest(published("gpt-oss-20b"), 2))["down"].signature.k == 1440, "in 16 bits"
 
 
 def test_a_target_without_the_scaling_is_refused_also_of_layers_with_biases() -> None:

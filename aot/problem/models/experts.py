@@ -20,6 +20,8 @@ from runtime.numbers.weights import BLOCK_ROWS, FORMATS, WeightFormat
 from ..manifest import Use, signature_problem, use
 from .layers import Experts
 
+_PADDED = "mxfp4_weight"
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -34,9 +36,13 @@ class Ranks:
         """How many experts are on one rank."""
         return experts.count // self.ep
 
-    def inner(self, experts: Experts) -> int:
-        """How wide an expert is there."""
-        return experts.inner // (1 if self.ep > 1 else self.tp)
+    def inner(self, experts: Experts, scaling: str) -> int:
+        """How wide an expert is there. Parts of experts in MXFP4 are padded, as vLLM does
+        (`mxfp4_round_up_hidden_size_and_intermediate_size`), to what kernels take."""
+        if self.ep > 1 or self.tp == 1:
+            return experts.inner
+        part, multiple = experts.inner // self.tp, FORMATS[_PADDED].multiple
+        return -(-part // multiple) * multiple if scaling == _PADDED else part
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ def obstacle(experts: Experts, ranks: Ranks, of: Arithmetic) -> str | None:
     if of.scaling not in SCALINGS_OF_GROUPS:
         known = ", ".join(SCALINGS_OF_GROUPS)
         return f"experts have no scaling {of.scaling}; known: {known}; --no-experts leaves experts out"
-    here = ranks.inner(experts)
+    here = ranks.inner(experts, of.scaling)
     if of.scaling == "block" and here != experts.inner and here % SCALE_BLOCK:
         return f"field {inner!r}: {experts.inner} at tp {ranks.tp} is {here}, and scales are of blocks of {SCALE_BLOCK}"
     for name, epilogue, n, k in _products(experts, here, of):
@@ -92,16 +98,16 @@ def operations(experts: Experts, ranks: Ranks, of: Arithmetic, tokens: Sequence[
         permute["global_experts"] = experts.count
     products = [
         (name, {**types, "n": n, "k": k, "epilogue": epilogue})
-        for name, epilogue, n, k in _products(experts, ranks.inner(experts), of)
+        for name, epilogue, n, k in _products(experts, ranks.inner(experts, of.scaling), of)
     ]
     more: list[Use] = []
     try:
         if SCALINGS[of.scaling].operands == "ab":  # rows have scales too
             permute["scaling"] = of.scaling
-            fields = {"x": d, "y": a, "k": ranks.inner(experts), "scaling": of.scaling}
+            fields = {"x": d, "y": a, "k": ranks.inner(experts, of.scaling), "scaling": of.scaling}
             more.append(use("experts_quantise", "quantise", fields, here, short))
         few = [m for m in here if m * top_k <= MOST_ROWS_OF_A_GROUP * experts.count]
-        if of.scaling == "block" and few and ranks.inner(experts) % SCALE_BLOCK == 0:
+        if of.scaling == "block" and few and ranks.inner(experts, of.scaling) % SCALE_BLOCK == 0:
             name, fields = products[0]
             more.insert(0, use(f"{name}_quantised", "grouped_gemm", {**fields, "d": a}, few, short))
         first, second = (use(name, "grouped_gemm", fields, here, short) for name, fields in products)
@@ -126,7 +132,10 @@ def notes(experts: Experts, ranks: Ranks, of: Arithmetic) -> list[str]:
     found = [experts.note] if experts.note else []
     if of.scaling in FORMATS:
         found = ["weights of experts are what runtime.torch.prepare_weight makes of published blocks and scales"]
-    if experts.bias and ranks.inner(experts) != experts.inner:
+    here, part = ranks.inner(experts, of.scaling), experts.inner // (1 if ranks.ep > 1 else ranks.tp)
+    if here != part:
+        found.append(f"experts of {part} columns on a rank are padded to {here} with zeros, as vLLM does")
+    if experts.bias and part != experts.inner:
         found.append("on all ranks but one the bias of experts_down is zeros")
     return found
 
