@@ -19,10 +19,10 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from . import test_vllm_experts, vllm_stand_in
+from . import test_vllm_experts, test_vllm_mxfp4, vllm_stand_in
 from .sources import folder_of
 from .test_vllm_activations import DOWN, GATE_UP, SWIGLU, expected, mlp_of
-from .test_vllm_experts import kernel_of
+from .test_vllm_experts import FOUR, close, kernel_of, wanted_of
 from .test_vllm_int4_experts import AWQ, GPTQ, QUANTISED, of_int4, signatures
 from .torch_stand_in import HIDDEN, near, tensors
 from .vllm_stand_in import Start
@@ -107,3 +107,21 @@ def test_experts_in_int4_are_launched_with_the_memory_of_before(
     for one, other, was in zip(before, after, old, strict=True):
         assert (one.b.data_ptr(), one.scale_b.data_ptr()) == (other.b.data_ptr(), other.scale_b.data_ptr())
         assert not torch.equal(one.scale_b.float(), was)
+
+
+def test_experts_in_mxfp4_compute_with_new_weights_and_biases(serve: Any, layerwise: Callable[[type], Any]) -> None:
+    server = serve(test_vllm_mxfp4.OF_MXFP4)
+    layer, given = test_vllm_mxfp4.of_mxfp4(server), test_vllm_mxfp4.tokens()
+    of_vllm = layerwise(type(layer.quant_method))
+    of_vllm.record_metadata_for_reloading(layer)
+    weights = {name: param.data.clone() for name, param in layer.named_parameters()}
+    server.serve(layer, **QUANTISED | test_vllm_mxfp4.QUANTISED)
+    before = [param.data_ptr() for param in layer.parameters()]
+    for name in ("w13", "w2"):
+        weights[f"{name}_weight_scale"] += 1  # exponents of 2
+        weights[f"{name}_bias"] *= 2
+        layer.numbers[name] *= 2
+    load_again(of_vllm, layer, weights)
+    assert [param.data_ptr() for param in layer.parameters()] == before
+    close(layer(*given), wanted_of(layer, *given))
+    assert server.lib.calls == FOUR
