@@ -517,6 +517,20 @@ def test_weights_that_are_loaded_again_are_decided_again(start: Start) -> None:
     assert ["serves 1 of 1" in line for line in server.lines] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("stages", "kind", "counted"), [(1, "generate", True), (2, "generate", False), (1, "pooling", False)]
+)
+def test_an_embedding_that_is_only_looked_up_is_no_required_layer(
+    start: Start, stages: int, kind: str, counted: bool
+) -> None:
+    server = start([signature(HIDDEN, HIDDEN)])
+    config = server.config({"cute_aot": {"archive": "model.aot", "required": "layers"}})
+    config.parallel_config.pipeline_parallel_size, config.model_config.runner_type = stages, kind
+    layers = server.linear(HIDDEN, HIDDEN), server.embedding(VOCAB, HIDDEN)
+    with pytest.raises(RequiredError) if counted else contextlib.nullcontext():
+        server.serve(*layers, config=config)
+
+
 def test_a_layer_without_a_weight_is_one_line_of_the_log(start: Start) -> None:
     server = start()
     layer = server.linear(HIDDEN, HIDDEN)

@@ -54,6 +54,16 @@ def test_a_norm_has_what_the_plugin_reads_and_calls_what_it_replaces(vllm: Path)
     assert calls_of(forward) == ["_forward_method"]
 
 
+def test_a_model_is_known_to_generate_or_not(vllm: Path) -> None:
+    config = class_of(vllm, "vllm.config.model", "ModelConfig")
+    (made,) = (f for f in config if isinstance(f, FUNCTIONS) and f.name == "__post_init__")
+    assert "runner_type" in {
+        node.attr for node in ast.walk(made) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    types = [node for node in body_of(vllm, "vllm.config.model") if "RunnerType" in ast.unparse(node)]
+    assert any("'pooling'" in ast.unparse(node) for node in types)
+
+
 def test_version_is_one_that_the_table_was_compared_with(vllm: Path) -> None:
     (version,) = (
         node.value.value

@@ -92,7 +92,7 @@ def _engine() -> Contents:
     class VllmConfig:
         def __init__(self, additional_config: Any, sizes: tuple[int, ...] = (1, 2, 4), quant: Any = None) -> None:
             self.additional_config, self.quant_config, self.runner = additional_config, quant, "v1"
-            self.model_config = types.SimpleNamespace(model="org/some-model")
+            self.model_config = types.SimpleNamespace(model="org/some-model", runner_type="generate")
             self.compilation_config = _compilation(sizes)
             self.parallel_config = types.SimpleNamespace(
                 enable_dbo=False,

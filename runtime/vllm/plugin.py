@@ -52,7 +52,7 @@ class Plugin(Served):
         super().__init__(Server("vLLM", hooks.KNOWN_VERSIONS, PLACE), _log, Recording(), load)
         self._experts_left = ""  # why vLLM computes all experts, empty where each layer is asked for
         self._launching: list[Any] = []  # vLLM's experts whose launches are the archive's
-        self._takes_norms = False
+        self._takes_norms, self._has_logits = False, True
         self._norms: list[Any] = []  # the norms that are the archive's
         self._activations: list[Any] = []  # MLPs whose activations a pass over graphs may let quantise
         self._read: set[Any] = set()  # what fp8 layers read that nobody has quantised
@@ -77,17 +77,18 @@ class Plugin(Served):
             required(vllm_config.additional_config),
             lambda: settings_of(vllm_config.additional_config),
             lambda folder: self._recording.begin(folder, vllm_config, rank, self._around_model),
-            lambda settings: self._serve(settings, vllm_config),
+            lambda settings: self._serve(settings, vllm_config, rank),
             lambda: (vllm_config.parallel_config.data_parallel_index, rank),
         )
 
-    def _serve(self, settings: Settings, vllm_config: Any) -> Library:
+    def _serve(self, settings: Settings, vllm_config: Any, rank: int) -> Library:
         """The library that serves this engine, once all hooks are in place."""
         _check_engine(vllm_config)
         lib = self._open(settings, _workspaces(vllm_config.parallel_config))
         hooks.install(self._wrappers())
         quantised = vllm_config.quant_config is not None
         self._takes_norms = not hooks.fuses_norms_with_sums(vllm_config)
+        self._has_logits = _has_logits(vllm_config, rank)
         self._experts_left = "the setting leaves experts to it"
         if settings.experts:
             self._experts_left = self._install_experts(quantised)
@@ -340,6 +341,9 @@ class Plugin(Served):
             return
         try:
             ((silu_and_mul, _),) = hooks.look_up([hooks.ACTIVATION])
+            for layer in [] if self._has_logits else [*self._decisions]:
+                if self._decisions[layer].kind == "embedding":  # which nobody multiplies with
+                    self._leave(layer)
             self._fuse(worker.get_model(), silu_and_mul)
             if self._packs:
                 self._take_activations(worker.get_model(), silu_and_mul)
@@ -415,6 +419,14 @@ def _workspaces(parallel_config: Any) -> str:
     """`capture_workspaces` of `runtime.load`: vLLM replays one graph after the other, unless it splits batches and has
     two streams compute their halves."""
     return "own" if parallel_config.enable_dbo or parallel_config.ubatch_size > 1 else "shared"
+
+
+def _has_logits(vllm_config: Any, rank: int) -> bool:
+    """Whether a worker computes logits, perhaps with an embedding: the last ranks of a pipeline do, of models that
+    generate."""
+    parallel = vllm_config.parallel_config
+    stage = rank // parallel.tensor_parallel_size % parallel.pipeline_parallel_size
+    return bool(vllm_config.model_config.runner_type != "pooling" and stage == parallel.pipeline_parallel_size - 1)
 
 
 def _put_pass(config: Any) -> bool:
