@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aot.pack import build_table
+from aot.pack.tables import operation_entries
 from aot.pack.write import Package
 from aot.search.legal import summation
 from aot.search.provider import provider
@@ -286,10 +287,27 @@ def test_what_serves_already_serves_where_it_is_nearly_the_best(half_tuned: Path
 
 
 def test_what_no_longer_serves_has_no_lead(half_tuned: Path, tmp_path: Path) -> None:
-    report = tuned(half_tuned, tmp_path / "tuned.aot", scripted(NEARLY, wrong=wrong_are("early")))
-    assert report.rejected.keys() == {"early"}
+    report = tuned(half_tuned, tmp_path / "tuned.aot", scripted(NEARLY, wrong=wrong_are("early", "zealous")))
+    assert report.rejected.keys() == {"early", "zealous"}
     assert report.unserved == ["bf16_bf16_bf16_f32_none_n512_k512 on sm_90a"]
     assert table(tmp_path / "tuned.aot")[1024].ranges == ((None, "new"),)
+
+
+def test_what_is_right_of_a_tuned_entry_serves_on(half_tuned: Path, tmp_path: Path) -> None:
+    report = tuned(half_tuned, tmp_path / "tuned.aot", scripted(NEARLY, wrong=wrong_are("early")))
+    assert (report.rejected.keys(), report.unserved) == ({"early"}, [])
+    assert table(tmp_path / "tuned.aot")[512].ranges == ((None, "zealous"),)
+
+
+def test_an_entry_of_this_kind_of_gpu_gives_way_whatever_rate_its_driver_said(tmp_path: Path) -> None:
+    rows = [
+        entry(signature(512, 512), [(None, "slow")], gpu=GPU._replace(memory_gbps=GPU.memory_gbps + 1), tuned_to=512),
+        entry(signature(512, 512), [(None, "quick")], candidates=[[16, ["quick", "slow"]]]) | {"state": "ranked"},
+    ]
+    write_archive(tmp_path / "both.aot", [gemm_record(n) for n in ("quick", "slow")], rows)
+    tuned(tmp_path / "both.aot", tmp_path / "tuned.aot")
+    with Archive.open(tmp_path / "tuned.aot") as archive:
+        assert [each.gpu for each in operation_entries(archive)] == [GPU]
 
 
 def test_functions_of_other_signatures_are_tried_too(half_tuned: Path, tmp_path: Path) -> None:

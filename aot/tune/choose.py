@@ -23,6 +23,8 @@ _CHANGE = 0.0004
 # Where a change saves less, a function may serve on up to this share behind the best, and no more.
 _BEHIND = 0.02
 
+BEYOND = 2  # times the largest M that was measured, to where predictions go; what serves there serves all larger M
+
 Curve = Callable[[str, Sequence[int]], list[float]]  # of a function, predicted microseconds at each of these M
 Ranges = list[tuple["int | None", str]]
 

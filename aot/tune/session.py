@@ -14,7 +14,7 @@ from typing import Any
 
 from runtime.tables.dispatch import Entry
 
-from . import points
+from . import choose, points
 from .calibrate import Calibration, Observation, Predictions
 from .halving import Measured
 from .jobs import Answer, Job
@@ -34,12 +34,14 @@ _MANIFEST = 0.5  # of the longest row of candidates: a build ranks fewer at M th
 
 @dataclass
 class Tuned:
-    """What was found for a signature: measurements by M, ascending, and functions that may not serve, with reasons."""
+    """What was found for a signature: measurements by M, ascending, functions that were checked for it, and those that
+    may not serve, with reasons."""
 
     signature: Any  # of any operation
     names: list[str]
     measured: list[Measured] = field(default_factory=list)
     rejected: dict[str, str] = field(default_factory=dict)
+    checked: set[str] = field(default_factory=set)
     # Brief times between the points, of few functions and of the baseline, by M: while it was tuned, of those that
     # might be the best there, and then of what serves.
     looks: dict[int, Mapping[str, float]] = field(default_factory=dict)
@@ -94,7 +96,7 @@ class Tuned:
         return bool(looks) and any(found.baseline_is_near() for found in self.measured)
 
     def right(self) -> list[str]:
-        """The functions that may serve."""
+        """The functions that may serve, once they are checked."""
         return [name for name in self.names if name not in self.rejected]
 
 
@@ -135,17 +137,17 @@ def tune(entry: Entry, pool: Pool, seen: Mapping[int, int] | None = None) -> Gen
 
     All candidates are checked first, and functions that were compiled for something else before they are timed. Under
     sustained load functions are timed at the first points alone, since that takes longer than the rest of a point.
-    What is predicted between the points is looked at where a baseline came near at one of them.
+    What is predicted between the points is looked at where a baseline came near at one of them. What is predicted to be
+    the best anywhere is checked in the end.
     """
     signature = entry.signature
     candidates = entry.candidates or ((1, tuple(pool.suited(entry))),)
     tuned = Tuned(signature, pool.suited(entry))
-    checked: set[str] = set()
     begun = points.first(tokens_of(entry))
 
     def check(names: Sequence[str]) -> Generator[Job, Answer, None]:
-        new = tuple(n for n in dict.fromkeys(names) if n not in checked)
-        checked.update(new)
+        new = tuple(n for n in dict.fromkeys(names) if n not in tuned.checked)
+        tuned.checked.update(new)
         if new:
             answer = yield Job(signature, new, CHECK_TOKENS)
             tuned.rejected |= answer.rejected
@@ -174,7 +176,18 @@ def tune(entry: Entry, pool: Pool, seen: Mapping[int, int] | None = None) -> Gen
         yield from time(point.m, point.names, False)
     if tuned.is_looked_at():
         yield from _look(tuned, pool, check)
+    while new := _unchecked(tuned, pool):
+        yield from check(new)
     return tuned
+
+
+def _unchecked(tuned: Tuned, pool: Pool) -> list[str]:
+    """The functions that are predicted to be the best where an entry serves, and were not checked for its signature."""
+    if not (tuned.measured and tuned.right()):
+        return []
+    last = max(found.m for found in tuned.measured)
+    times = choose.predicted(tuned.right(), tuned.predictions(pool).curve, choose.BEYOND * last)
+    return sorted({min(us, key=lambda name: us[name]) for us in times.us} - tuned.checked)
 
 
 def _look(

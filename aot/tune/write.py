@@ -32,7 +32,6 @@ from .session import Tuned
 # (bf16, 15 N and K, M = 128 to 8192) 43 functions serve the others, and 3 more these, who are 1.7% behind the best of
 # all; with 0.01 it is 11 more, and 1.3%. Simulated tunings of Llama's five signatures have 82 to 92, and 3 to 7 more.
 FOR_EQUAL_BITS = 0.05
-_BEYOND = 2  # times the largest M that was measured, to where predictions go; what serves there serves all larger M
 
 Key = tuple[Signature, str]  # a signature and a target
 
@@ -170,12 +169,12 @@ class Writer:
         rows, unserved, speedups = list[Row](), list[str](), list[float]()
         for entry in self._dispatch.entries:
             key = entry.signature, entry.target
-            replaced = key in results and (entry.candidates or entry.gpu == self._gpu)
+            replaced = key in results and (entry.candidates or _is_of(entry.gpu, self._gpu))
             if not replaced and (row := untouched[id(entry)]):
                 rows.append(row)
             elif not replaced or key not in times:
                 unserved.append(f"{entry.signature.key()} on {entry.target}")
-            if key in times and not any((r.signature, r.target, r.gpu) == (*key, self._gpu) for r in rows):
+            if key in times and not any((r.signature, r.target) == key and _is_of(r.gpu, self._gpu) for r in rows):
                 row, ratios = self._tuned_row(key, results[key], times[key], chosen, rejected)
                 rows.append(replace(row, invariant=equal.get(key)))
                 speedups += ratios
@@ -196,7 +195,7 @@ class Writer:
         """What the functions that may serve take at every M; computed once for all that were rejected."""
         at = key, frozenset(name for name in one.names if name in rejected)
         if at not in self._times:
-            most = _BEYOND * max(found.m for found in one.measured)
+            most = choose.BEYOND * max(found.m for found in one.measured)
             curve = one.predictions(self._pools[key[1]]).curve
             found = choose.predicted(_right(one, rejected), curve, most, self._options.tolerance)
             self._times[at] = found._replace(seen=self._seen.get(key[0].key(), {}))
@@ -255,10 +254,15 @@ class Writer:
 
 
 def _right(one: Tuned, rejected: Mapping[str, str]) -> list[str]:
-    """The functions that may serve, if any was measured."""
-    names = [name for name in one.names if name not in rejected]
+    """The functions that may serve, if any was measured: they were checked for the signature."""
+    names = [name for name in one.names if name in one.checked and name not in rejected]
     launched = {name for found in one.measured for name in found.screened}
     return names if launched & set(names) else []
+
+
+def _is_of(gpu: Gpu | None, kind: Gpu) -> bool:
+    """Whether an entry is for a kind of GPU."""
+    return gpu is not None and gpu.same_kind(kind)
 
 
 def _untouched(entry: Entry, rejected: Mapping[str, str]) -> Row | None:
@@ -266,8 +270,13 @@ def _untouched(entry: Entry, rejected: Mapping[str, str]) -> Row | None:
     row = Row.of(entry)
     if not row.names() & rejected.keys():
         return row
+    if not entry.candidates:
+        left = ranges.without(row.ranges, rejected)
+        timings = [t for t in row.timings if rejected.keys().isdisjoint((t["function"], t.get("runner_up")))]
+        invariant = ranges.without(row.invariant or (), rejected)
+        return None if left is None else replace(row, ranges=left, invariant=invariant, timings=timings)
     candidates = [(m, [n for n in names if n not in rejected]) for m, names in entry.candidates]
-    if not candidates or not all(names for _, names in candidates):
+    if not all(names for _, names in candidates):
         return None
     serving = ranges.ranges([(m, names[0]) for m, names in candidates])
     invariant = ranges.without(row.invariant or (), rejected)
