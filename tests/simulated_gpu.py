@@ -199,7 +199,8 @@ def machine(
 
 
 def crashing(setup: Setup, announce: Announce) -> SimulatedGpu:
-    """A backend of which functions do what their names say: "dies", "poisons", "hangs"; each start leaves a file."""
+    """A backend of which functions do what their names say: "dies", "poisons", "hangs"; memory is used up at the first
+    launch of "crowded", and at each of "full". Each start leaves a file."""
     Path(setup.details, str(os.getpid())).touch()
     if setup.archive.exists():
         with Archive.open(setup.archive) as archive:
@@ -215,6 +216,10 @@ def crashing(setup: Setup, announce: Announce) -> SimulatedGpu:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if name == "hangs":
             time.sleep(600)
+        crowded = Path(setup.details, "crowded")
+        if name == "full" or (name == "crowded" and not crowded.exists()):
+            crowded.touch()
+            raise type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory")
         return "relative error 1.0" if name == "wrong" else None
 
     return SimulatedGpu(time_of, wrong=wrong, announce=announce)
@@ -233,6 +238,13 @@ def dies_in_replays(setup: Setup, announce: Announce) -> SimulatedGpu:
 
     gpu.time_of = time_of
     return gpu
+
+
+def begins_once(setup: Setup, announce: Announce) -> SimulatedGpu:
+    """A backend of a GPU that is of no more use once it has failed."""
+    if any(path.name.isdigit() for path in Path(setup.details).iterdir()):
+        raise RuntimeError("a product of ones is wrong here")
+    return crashing(setup, announce)
 
 
 def broken(setup: Setup, announce: Announce) -> SimulatedGpu:

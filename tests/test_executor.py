@@ -102,6 +102,29 @@ def test_a_process_that_cannot_begin_ends_the_tuning(tmp_path: Path) -> None:
         run(tmp_path, [Job(SIGNATURES[0], ("slow",), (1,))], "broken")
 
 
+def test_a_gpu_that_no_longer_begins_is_to_blame_and_not_what_was_launched(tmp_path: Path) -> None:
+    with pytest.raises(MeasuringFailed, match="failed before it began: RuntimeError: a product of ones is wrong here"):
+        run(tmp_path, [Job(SIGNATURES[0], ("dies",), (1,))], "begins_once")
+
+
+def test_memory_that_is_used_up_is_no_functions_fault(tmp_path: Path) -> None:
+    job = Job(SIGNATURES[0], ("slow", "crowded", "quick"), (1,), 64)
+    assert run(tmp_path, [job])[job].rejected == {}
+    assert starts(tmp_path) == 2
+    with pytest.raises(MeasuringFailed, match=r"failed twice at .* M=1: OutOfMemoryError: CUDA out of memory; look at"):
+        run(tmp_path, [Job(SIGNATURES[0], ("slow", "full"), (1,))])
+
+
+def test_a_device_that_multiplies_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from aot.tune.gpu import require_sound
+
+    require_sound("cpu")
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: a * b)
+    with pytest.raises(RuntimeError, match="a product of ones is wrong here"):
+        require_sound("cpu")
+
+
 def test_nothing_to_blame_twice_ends_the_tuning(tmp_path: Path) -> None:
     with pytest.raises(MeasuringFailed, match=r"failed twice at .* look at this GPU"):
         run(tmp_path, [Job(SIGNATURES[0], ("slow",), (), 64)], "baseline_dies")

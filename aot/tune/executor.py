@@ -204,7 +204,7 @@ class LocalExecutor:
             return
         job = task.job
         name, m = process.launching.name, process.launching.m
-        if name in job.names:
+        if name in job.names and failure.blames:
             task.rejected[name] = f"{job.at(m)}: {failure.reason}"
         elif task.failures:
             what = job.at(m or job.m)

@@ -23,7 +23,20 @@ from .timing import Timing
 from .worker import Announce, Setup
 
 _ALONE_SETTLE_US = 25e3
+_SOUND = 256  # rows and columns, a sum that bf16 holds
 _BASELINES = 4  # that are kept: jobs of a few signatures come in turns
+
+
+def require_sound(device: str) -> None:
+    """Refuse a device that does not multiply ones: in a process that begins after another failed that is no function's
+    fault, and no other would do better there.
+
+    Raises:
+        RuntimeError: it gives another product; or torch's own error.
+    """
+    ones = torch.ones((_SOUND, _SOUND), dtype=torch.bfloat16, device=device)
+    if not bool((ones @ ones == _SOUND).all()):  # waits for it
+        raise RuntimeError("a product of ones is wrong here")
 
 
 class GpuBackend:
@@ -36,6 +49,7 @@ class GpuBackend:
         self.seed = setup.options.seed
         self.announce = announce
         self._environment = measure.environment()
+        require_sound("cuda")
         self.l2_bytes = self._environment["l2_bytes"]
         self.library = Library(Archive.open(setup.archive), Driver())
         self.baselines: dict[Signature, tuple[str, Launch]] = {}  # the last ones: to compile one takes seconds

@@ -75,10 +75,12 @@ class Launching:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why the job was not done: `fatal` where no other would be either, else this process is of no more use."""
+    """Why the job was not done: `fatal` where no other would be either, else this process is of no more use. What was
+    announced is to blame, if it `blames` that."""
 
     reason: str
     fatal: bool
+    blames: bool = True
 
 
 Message = Ready | Launching | Failure | Answer
@@ -106,7 +108,9 @@ def serve(connection: Connection, device: str | None, backend: str, setup: Setup
     except AotError as error:
         connection.send(Failure(str(error), fatal=True))
     except Exception as error:  # CUDA's errors are torch's RuntimeError, after which the context is of no use
-        connection.send(Failure(f"{type(error).__name__}: {last_line(str(error)) or 'no message'}", fatal=False))
+        reason = f"{type(error).__name__}: {last_line(str(error)) or 'no message'}"
+        # torch's; the functions' own workspaces raise an `AotError`.
+        connection.send(Failure(reason, fatal=False, blames=type(error).__name__ != "OutOfMemoryError"))
 
 
 def do(backend: Backend, job: Job, options: TuneOptions) -> Answer:
