@@ -68,13 +68,29 @@ def test_operands_are_those_of_the_signature(s: Signature) -> None:
 @pytest.mark.parametrize("m", [1, 5, 33, 700])
 def test_groups_ascend_and_have_every_row(m: int) -> None:
     weights = Weights(PLAIN, m, 0, 1, device="cpu")
-    for o in (*weights.operands(m), *weights.unusual(m)):
+    *usual, short = *weights.operands(m), *weights.unusual(m)
+    for o, rows in (*((o, m) for o in usual), (short, m * 2 // 3)):
         ends = o.ends.tolist()
         assert ends == sorted(ends)
-        assert (len(ends), ends[-1]) == (PLAIN.groups, m)
-    one, few = (o.ends.diff(prepend=torch.zeros(1, dtype=torch.int32)).tolist() for o in weights.unusual(m))
+        assert (len(ends), ends[-1]) == (PLAIN.groups, rows)
+    one, few = (o.ends.diff(prepend=torch.zeros(1, dtype=torch.int32)).tolist() for o in usual[-2:])
     assert sorted(one) == [0] * (PLAIN.groups - 1) + [m]
     assert set(few[:-1]) <= {0, 1}
+
+
+def test_rows_behind_the_last_group_are_checked_to_stay_as_they_are() -> None:
+    weights = Weights(PLAIN, 33, 0, 1, device="cpu")
+
+    def product(o: OperandSet) -> None:
+        o.d.copy_(MEASURES.reference(PLAIN, o)["d"])
+
+    def writes_on(o: OperandSet) -> None:
+        product(o)
+        o.d.nan_to_num_(7.0)
+
+    found = measure.check(PLAIN, 33, weights, {"product": product, "writes on": writes_on})
+    assert isinstance(found["product"], float)
+    assert found["writes on"] == "it writes what it must leave as it is"
 
 
 def test_every_other_set_has_groups_of_equal_chances() -> None:

@@ -123,6 +123,16 @@ def test_the_reference_weighs_each_row_by_its_assignment_and_quantises_that() ->
             assert float(wanted["rows"][row][:128].abs().max()) in (0.0, pytest.approx(448.0))
 
 
+@pytest.mark.parametrize("globally", [0, 30])
+@pytest.mark.parametrize("m", [3, 64])
+def test_a_check_has_ids_of_experts_elsewhere(globally: int, m: int) -> None:
+    s = replace(PERMUTE, global_experts=globally)
+    *_, some = weights_of(s, m, 1).unusual(m)
+    away = int((some.local() < 0).sum())
+    assert 0 < away < some.ids.numel()
+    assert bool(torch.isnan(tuning(s).measures().reference(s, some)["rows"][-away:]).all())
+
+
 @pytest.mark.parametrize("s", [PERMUTE, MAPPED, WEIGHED], ids=by_key)
 def test_what_torch_runs_in_the_place_of_a_permutation_is_one(s: Any) -> None:
     of = permute_measures.PermuteMeasures()

@@ -95,15 +95,26 @@ class Weights(RandomOperands[Signature]):
         return self._normal((s.groups, s.n, s.k)).mul_(size).to(TORCH_DTYPES[s.b])
 
     def unusual(self, m: int) -> list[OperandSet]:
-        """The same with groups that a check should see: one has all rows, and all but the last have one or none. Of
-        masked rows one group is full, and also the last beside groups of one or none."""
+        """The same with groups that a check should see: one has all rows; all but the last have one or none; and all
+        end before the last rows, whose A is NaN. Of masked rows one group is full, and also the last beside groups of
+        one or none."""
         groups, masked = self.signature.groups, self.signature.rows == "masked"
         one = torch.zeros(groups, dtype=torch.int64, device=self.device)
         one[groups // 3] = ROOM * m if masked else m
         few = torch.zeros_like(one)
         few[: (groups if masked else min(m, groups)) - 1 : 2] = 1
         few[-1] = ROOM * m if masked else few[-1] + m - few.sum()
-        return [self._set(m, self.b[0], counts) for counts in (one, few)]
+        found = [self._set(m, self.b[0], counts) for counts in (one, few)]
+        return found if masked else [*found, self._short(m)]
+
+    def _short(self, m: int) -> OperandSet:
+        """Groups of about two thirds of the rows."""
+        rows = m - -(-m // 3)
+        counts = self._drawn(rows, SKEW) if rows else torch.zeros(self.signature.groups, dtype=torch.int64)
+        found = self._set(m, self.b[0], counts.to(self.device))
+        if found.indices is None:
+            found.a[rows:] = math.nan
+        return found
 
     def _drawn(self, m: int, skew: float) -> torch.Tensor:
         """How many rows each group has, of chances that are log-normal of sigma `skew`."""

@@ -19,6 +19,8 @@ from ..operand_sets import FieldOperands, RandomOperands, baseline_of
 from ..operation import Measures
 from ..quantise.measures import drawn, quantised
 
+_OF_NONE = 1 / 3  # of ids, where nobody says how many experts are elsewhere
+
 
 @dataclass(frozen=True)
 class OperandSet(FieldOperands):
@@ -60,15 +62,23 @@ class Weights(RandomOperands[Signature]):
         return [self.made(self._drawn(m)) for _ in range(self.count)]
 
     def unusual(self, m: int) -> list[OperandSet]:
-        """The same with one expert that has all."""
+        """The same with one expert that has all, and with experts elsewhere, which have their share of ids."""
         s = self.signature
-        return [self.made(torch.full((m, s.top_k), s.experts // 3, device=self.device))]
+        every = torch.full((m, s.top_k), s.experts // 3, device=self.device)
+        share = 1 - s.experts / s.global_experts if s.global_experts else 0.0
+        return [self.made(every), self.made(self._drawn(m), share or _OF_NONE)]
 
-    def made(self, experts: torch.Tensor) -> OperandSet:
-        """Operands of tokens with these experts (T, top_k), by their number here, of which any may be out of range."""
+    def made(self, experts: torch.Tensor, elsewhere: float = 0.0) -> OperandSet:
+        """Operands of tokens with these experts (T, top_k), by their number here, of which any may be out of range; a
+        share of them replaced by those `elsewhere`."""
         s, of_map, (m, top_k) = self.signature, None, experts.shape
+        others = torch.tensor([-1], device=self.device)
         if s.global_experts:
             of_map, experts = self._mapped(experts)
+            others = torch.cat([others, (of_map < 0).nonzero().flatten()])[-max(s.global_experts - s.experts, 1) :]
+        if elsewhere:
+            of_others = others[torch.randint(len(others), experts.shape, **self.random)]
+            experts = torch.where(torch.rand(experts.shape, **self.random) < elsewhere, of_others, experts)
         scaled, rows = s.scaling != "none", m * top_k
         x = drawn((m, s.k), self.random) if scaled else torch.randn((m, s.k), **self.random)
         return OperandSet(
