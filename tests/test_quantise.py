@@ -134,3 +134,12 @@ def test_a_product_of_what_is_quantised_is_that_of_the_numbers_but_for_rounding(
         extras["scale_ab"] = a.tensor_scale * b.tensor_scale
     found, wanted = reference(s, OperandSet(a.values, b.values, torch.empty(70, 96), extras)), (x @ weight.T).double()
     assert 0.2 * most < (found - wanted).norm() / wanted.norm() < most
+
+
+@pytest.mark.parametrize("word", FORMATS)
+def test_parameters_are_quantised_without_a_gradient_and_transposed_ones_by_rows(word: str) -> None:
+    x = torch.nn.Parameter(torch.randn(64, 128).t())
+    found = FORMATS[word](x)
+    assert not any(of.requires_grad for of in found if of is not None)
+    assert found.values.is_contiguous()
+    assert found.scales.grad_fn is None

@@ -76,6 +76,22 @@ def test_operator_passes_torchs_own_checks(lib: OnCpu, which: str) -> None:
     torch.library.opcheck(operator, (aot.register(lib), a, b, *out), {"bias": bias}, test_utils=tests)
 
 
+@pytest.mark.parametrize("how", ["dual", "jvp"])
+def test_tangents_are_refused_as_gradients_are(lib: OnCpu, how: str) -> None:
+    a, b, tangent = tensors((5, HIDDEN), (HIDDEN, HIDDEN), (5, HIDDEN))
+
+    def jvp() -> None:
+        if how == "jvp":
+            torch.func.jvp(lambda x: aot.gemm(lib, x, b), (a,), (tangent,))
+        with torch.autograd.forward_ad.dual_level():
+            aot.gemm(lib, torch.autograd.forward_ad.make_dual(a, tangent), b)
+
+    with torch.no_grad(), pytest.raises(ArgumentError, match="gemm would have to compute a tangent"):
+        jvp()
+    with torch.autograd.forward_ad.dual_level():
+        aot.gemm(lib, a, b)
+
+
 @pytest.mark.parametrize(
     ("shapes", "more", "wanted"),
     [
@@ -247,6 +263,32 @@ def test_pass_routes_a_models_products_with_any_m(lib: OnCpu) -> None:
     assert routes.routed["bf16_bf16_bf16_f32_none_n32_k64"] == 4
     assert len(lib.calls) == 45
     assert "15 matrix products go to the archive" in str(routes)
+
+
+@pytest.mark.parametrize("how", ["cast", "scaled", "autocast"])
+def test_operands_that_are_computed_lie_as_the_pass_saw_them(
+    lib: OnCpu, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Of B's two layouts the archive may have one alone."""
+    seen, real = [], OnCpu.gemm
+
+    def gemm(self: OnCpu, a: Any, b: Any, **more: Any) -> Any:
+        seen.append((a.stride(-1), b.stride(-1)))
+        return real(self, a, b, **more)
+
+    def step(x: Any, w: Any) -> Any:
+        if how == "autocast":
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return x @ w.T
+        return x @ (w.T.to(torch.bfloat16) if how == "cast" else w.to(torch.bfloat16).T * 2)
+
+    monkeypatch.setattr(OnCpu, "gemm", gemm)
+    (x,), w = tensors((7, HIDDEN)), torch.randn(HIDDEN, HIDDEN)
+    compiled, routes = compiled_with(lib, step)
+    with torch.no_grad():
+        assert near(compiled(x, w), step(x, w))
+    of_b = 64 if "n-major" in str(routes) else 1
+    assert seen == [(1, of_b)] * len(seen)
 
 
 def test_pass_takes_biases_batches_and_both_layouts_and_leaves_the_rest(lib: OnCpu) -> None:

@@ -294,6 +294,72 @@ def test_hooks_of_replaced_layers_run(lib: OnCpu) -> None:
     assert seen == [(2, 5, KV), (2, 5, VOCAB)]
 
 
+class Adapted(nn.Module):
+    """A layer with something added, as adapters are put in its place."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, x: Any) -> Any:
+        return self.base(x) + x.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("change", ["adapter", "activation", "hook on gate", "hook on activation"])
+def test_a_fused_mlp_computes_with_what_was_put_into_it_since(lib: OnCpu, change: str) -> None:
+    (x,), seen = tensors((5, HIDDEN)), []
+    mlps = plain, fused = [MLP().bfloat16().eval() for _ in range(2)]
+    fused.load_state_dict(plain.state_dict())
+    aot.replace_linears(fused, lib)
+    assert "_aot_gemm" in vars(fused)
+    for mlp in mlps:
+        if change == "adapter":
+            mlp.up_proj = Adapted(mlp.up_proj)
+        elif change == "activation":
+            mlp.act_fn = nn.ReLU()
+        else:
+            layer = mlp.gate_proj if change == "hook on gate" else mlp.act_fn
+            layer.register_forward_hook(lambda _m, _x, y: seen.append(y.shape))
+    with torch.no_grad():
+        assert near(fused(x), plain(x))
+    assert len(seen) == (2 if change.startswith("hook") else 0)
+    assert not lib.calls or set(lib.calls) == {(HIDDEN, INNER, "none")}
+
+
+def test_an_mlp_that_clamps_far_out_is_not_fused(lib: OnCpu) -> None:
+    class Clamped(MLP):
+        def forward(self, x: Any) -> Any:
+            gate, up = self.act_fn(self.gate_proj(x)).clamp(max=16), self.up_proj(x).clamp(-16, 16)
+            return self.down_proj(gate * up)
+
+    class Far(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return nn.functional.silu(x).clamp(max=12)
+
+    mlp = Clamped().bfloat16().eval()
+    report = aot.replace_linears(mlp, lib)
+    assert not any(layer.fused_with for layer in report.layers)
+    assert "does not compute" in str(report)
+    other = MLP(Far()).bfloat16().eval()
+    assert "act_fn is none of" in str(aot.replace_linears(other, lib))
+
+
+def test_layers_are_called_by_keyword_as_before(lib: OnCpu) -> None:
+    layer, (x,) = linear(HIDDEN, HIDDEN), tensors((5, HIDDEN))
+    wanted = layer(x)
+    aot.replace_linears(nn.Sequential(layer), lib)
+    with torch.no_grad():
+        assert near(layer(input=x), wanted)
+
+
+def test_restoring_in_inference_mode_makes_no_inference_tensors(lib: OnCpu) -> None:
+    mlp = MLP().bfloat16().eval()
+    aot.replace_linears(mlp, lib)
+    with torch.inference_mode():
+        aot.restore_linears(mlp)
+    assert not any(p.is_inference() for p in mlp.parameters())
+
+
 def test_weights_that_moved_after_fusing_are_noticed(lib: OnCpu) -> None:
     x = tokens()
     for move in (copy.deepcopy, lambda m: [m, m.load_state_dict(llama(layers=1).state_dict(), assign=True)][0]):

@@ -40,6 +40,7 @@ _WORDS = (
     f"str overlap='{OVERLAP_OF_EXPERTS}', bool {_ON_INPUT}=False, int global_experts=0"
 )
 _ID_TYPES = torch.int32, torch.int64
+_MOST_ID = (1 << 31) - 1  # which no expert has
 _WEIGHT_TYPES = torch.float32, torch.float16, torch.bfloat16
 # By their type, the scalings of prepared weights, two elements of which are a unit of torch's.
 _OF_4_BITS = {
@@ -106,8 +107,8 @@ def moe(
     or they are `b`, and `w13_scale` and `w2_scale` are `scale_b`. Rows are multiplied as they are.
 
     It is four operations: moe_permute, grouped_gemm with `activation`, grouped_gemm, moe_combine; of e4m3 quantise too,
-    between both GEMMs, unless the first of these writes e4m3 with scales itself (`quantises_in_gemm`). int64 ids, and
-    weights that are not float32, take a conversion by torch each, one launch more.
+    between both GEMMs, unless the first of these writes e4m3 with scales itself (`quantises_in_gemm`). int64 ids take
+    two kernels of torch's besides, and weights that are not float32 one.
     Between launches rows of hidden's type are kept: T * top_k of K, N and K; of e4m3 also of K and of N in 8 bits. Sums
     are in f32, rows of experts are rounded to hidden's type, and the top-k are added in f32 in the order of j, so equal
     calls give equal bits.
@@ -242,7 +243,10 @@ def _moe_out(library: int, *given: torch.Tensor, **more: Any) -> None:
     if out.shape != hidden.shape:
         raise ArgumentError(f"out must have the shape of hidden, {tuple(hidden.shape)}, found {tuple(out.shape)}")
     lib, top_k, k = library_of(library), topk_ids.shape[-1], hidden.shape[-1]
-    ids = topk_ids.reshape(-1, top_k).to(torch.int32).contiguous()
+    ids = topk_ids.reshape(-1, top_k)
+    if ids.dtype == torch.int64:  # of which one beyond i32 must stay none
+        ids = ids.clamp(-1, _MOST_ID)
+    ids = ids.to(torch.int32).contiguous()
     weights = topk_weights.reshape(-1, top_k).to(torch.float32).contiguous()
     found = {name: bare(x) for name in _TENSORS if (x := more.get(name)) is not None}
     expected = expected_rows(ids, w13, found.get("expert_map"), more.get("global_experts", 0))
@@ -333,7 +337,10 @@ def quantises_in_gemm(lib: Library, w13: torch.Tensor, rows: int, words: Mapping
     if rows > MOST_ROWS_OF_A_GROUP * groups or words["scale_b"].dim() != 3:
         return False
     gates = EPILOGUES[words["epilogue"]]
-    epilogue = gates._replace(bias=words.get("bias") is not None).word()
+    has_bias = words.get("bias") is not None
+    if has_bias and wide != torch.bfloat16:  # a bias beside D in e4m3 is in bf16
+        return False
+    epilogue = gates._replace(bias=has_bias).word()
     there = register(lib), lib.digest
     if not _has(*there, Signature(NARROW, NARROW, NARROW, groups, n, k, epilogue, words["overlap"], "block")):
         return False

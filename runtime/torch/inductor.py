@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.fx.node import map_aggregate
 
 from ..gemm.signature import Signature
 from ..serve.library import Library
@@ -86,11 +87,17 @@ class GemmPass:
                 weight.meta["val"] = b.meta["val"].permute(dims)
             options = {"bias": bias[0]} if bias else {}
             new = graph.call_function(GEMM, (self.number, a, weight), options | {"overlap": signature.overlap})
-        new.meta.update({key: x for key, x in node.meta.items() if key != "eager_input_vals"})
+        new.meta.update(node.meta)
+        # What Inductor keeps strides by: a computed operand would else be laid out anew.
+        new.meta["eager_input_vals"] = map_aggregate((new.args, new.kwargs), _value)
         node.replace_all_uses_with(new)
         graph.erase_node(node)
         if not b.users and b.op == "call_function":
             graph.erase_node(b)
+
+
+def _value(x: Any) -> Any:
+    return x.meta["val"] if isinstance(x, torch.fx.Node) else x
 
 
 def inductor_options(lib: Library, *, overlap: str = "serial") -> dict[str, Any]:

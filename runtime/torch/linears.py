@@ -9,8 +9,8 @@ import functools
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -130,10 +130,10 @@ class _AotLinear(nn.Linear):
     _aot_number: int
     _aot_overlap: str
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight, bias = self.weight, self.bias
-        refuse_gradient("a layer that replace_linears took", (x, weight, bias))
-        result: torch.Tensor = GEMM(self._aot_number, x.contiguous(), weight, bias=bias, overlap=self._aot_overlap)
+        refuse_gradient("a layer that replace_linears took", (input, weight, bias))
+        result: torch.Tensor = GEMM(self._aot_number, input.contiguous(), weight, bias=bias, overlap=self._aot_overlap)
         return result
 
 
@@ -143,19 +143,31 @@ class _AotPart(nn.Linear):
     _aot_gemm: _Gemm
     _aot_index: int
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._aot_gemm.part(self._aot_index, x)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self._aot_gemm.part(self._aot_index, input)
 
 
 class _AotGated:
-    """Mixed into the class of an MLP, before it: gate, up and what joins them are one GEMM."""
+    """Mixed into the class of an MLP, before it: gate, up and what joins them are one GEMM, as long as these are what
+    they were and nobody watches them; else the class's own forward computes, with Parameters that are views."""
 
     _aot_gemm: _Gemm
+    _aot_parts: tuple[Any, ...]  # of the GEMM: gate_proj, up_proj and act_fn
     down_proj: nn.Module
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.down_proj(self._aot_gemm(x))
-        return result
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        mlp: Any = self
+        gate, up, act = self._aot_parts
+        same = mlp.gate_proj is gate and mlp.up_proj is up and mlp.act_fn is act
+        if not same or _watched(self._aot_parts) or kwargs or len(args) != 1:
+            result: torch.Tensor = super().forward(*args, **kwargs)  # type: ignore[misc]
+            return result
+        return cast(torch.Tensor, self.down_proj(self._aot_gemm(*args)))
+
+
+def _watched(modules: Iterable[Any]) -> bool:
+    """Whether hooks expect to see one of these run."""
+    return any(getattr(module, hooks, None) for module in modules for hooks in _HOOKS)
 
 
 @functools.lru_cache(None)
@@ -189,6 +201,8 @@ def replace_linears(model: nn.Module, lib: Library, *, fuse: bool = True, overla
     return _Replacement(model, lib, overlap).run(fuse)
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
 def restore_linears(model: nn.Module) -> int:
     """Undo `replace_linears`, and say for how many layers.
 
@@ -218,6 +232,8 @@ _GATES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 _MLP = ("gate_proj", "up_proj", "down_proj", "act_fn")
 _ATTENTION = ("q_proj", "k_proj", "v_proj")
+# What gates and what they gate are made to reach, to see a clamp; products of f16 must not overflow.
+_FAR = {torch.float16: 64.0, torch.bfloat16: 1e3, torch.float32: 1e3}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -313,8 +329,8 @@ class _Replacement:
         return ""
 
     def _fuse_mlp(self, parent: nn.Module, layers: tuple[nn.Linear, ...]) -> str:
-        watched = (*layers, *(m for name, m in parent.named_children() if name == "act_fn"))
-        if any(getattr(module, hooks) for module in watched for hooks in _HOOKS):
+        seen = (*layers, parent.act_fn)
+        if _watched(seen):
             return "a hook is registered on a layer that would not be called"
         if layers[0].out_features != layers[1].out_features:
             return "gate_proj and up_proj differ in size"
@@ -332,7 +348,7 @@ class _Replacement:
             if problem := _not_gated(parent):
                 return problem
             parent.__class__ = _gated_class(type(parent))  # type: ignore[arg-type]
-            vars(parent)["_aot_gemm"] = _Gemm(self.kept, signature, layers)
+            vars(parent)["_aot_gemm"], vars(parent)["_aot_parts"] = _Gemm(self.kept, signature, layers), seen
             self._mark_fused(signature, layers)
             return ""
         return reason
@@ -382,7 +398,8 @@ def _problem(module: nn.Linear, lib: Library) -> str:
 
 def _gate_of(act: Any) -> str:
     """The gate whose activation computes what `act` does, tried on numbers; empty if it is none."""
-    x = torch.linspace(-8, 8, 1025, device="cpu")
+    far = torch.logspace(1, 4, 33, device="cpu")  # where something may be clamped
+    x = torch.cat([torch.linspace(-8, 8, 1025, device="cpu"), far, -far])
     try:
         with torch.no_grad():
             found = act(x)
@@ -403,10 +420,16 @@ def _not_gated(mlp: Any) -> str:
     x = torch.arange(2 * weight.shape[1], device=weight.device).sin().to(weight.dtype).view(1, 2, -1)
     try:
         with torch.no_grad():
-            found = type(mlp).forward(mlp, x)
-            wanted = mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x)).float()
+            largest = max(float(proj(x).abs().max()) for proj in (mlp.gate_proj, mlp.up_proj))
+            return _differs(mlp, x) or _differs(mlp, x * (_FAR[weight.dtype] / largest if largest else 1.0))
     except Exception as error:  # whatever somebody's module raises
         return f"the module could not be tried: {error}"
+
+
+def _differs(mlp: Any, x: torch.Tensor) -> str:
+    """Why a forward is not seen to compute what `_not_gated` says, of `x`; empty if it is."""
+    found = type(mlp).forward(mlp, x)
+    wanted = mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x)).float()
     largest = wanted.abs().max()
     if not 0 < largest < float("inf"):
         return "the weights are zero or not finite, so what the module computes cannot be seen"

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad
 
 from ..errors import ArgumentError
 from ..gemm.call import EXTRAS, GemmOptions, check_shapes, epilogue_of, result_shape, signature_of
@@ -238,9 +239,13 @@ def gemm(
 
 
 def refuse_gradient(what: str, tensors: Iterable[torch.Tensor | None]) -> None:
-    """Raise ArgumentError where a call on these tensors would have to record a gradient."""
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+    """Raise ArgumentError where a call on these tensors would have to record a gradient, or compute one forward."""
+    given = [x for x in tensors if x is not None]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
         raise ArgumentError(
             f"{what} would have to record a gradient, which kernels of an archive do not; call it under "
             "torch.no_grad() or torch.inference_mode()"
         )
+    dual = not torch.compiler.is_compiling() and forward_ad._current_level >= 0  # which no public name says
+    if dual and any(forward_ad.unpack_dual(x).tangent is not None for x in given):
+        raise ArgumentError(f"{what} would have to compute a tangent (forward-mode AD), which kernels do not")

@@ -29,6 +29,7 @@ class Quantised(NamedTuple):
     tensor_scale: torch.Tensor | None = None
 
 
+@torch.no_grad()
 def quantise_mxfp8(x: torch.Tensor) -> Quantised:
     """`x` (..., K) in e4m3, with a power of two for each 32 along K, as OCP's Microscaling Formats 1.0 (6.3) has it.
 
@@ -40,11 +41,13 @@ def quantise_mxfp8(x: torch.Tensor) -> Quantised:
     return _mx(x, "mxfp8")
 
 
+@torch.no_grad()
 def quantise_mxfp4(x: torch.Tensor) -> Quantised:
     """`x` (..., K) in e2m1, otherwise as `quantise_mxfp8`."""
     return _mx(x, "mxfp4")
 
 
+@torch.no_grad()
 def quantise_nvfp4(x: torch.Tensor, tensor_scale: torch.Tensor | None = None) -> Quantised:
     """`x` (..., K) in e2m1, with a scale in e4m3 for each 16 along K and one in f32 for all.
 
@@ -67,7 +70,8 @@ def quantise_nvfp4(x: torch.Tensor, tensor_scale: torch.Tensor | None = None) ->
     scales = (largest / most / tensor_scale).clamp(max=DTYPES["ue4m3"].largest).to(torch.float8_e4m3fn)
     factor = (scales.float() * tensor_scale).unsqueeze(-1)
     scaled = torch.where(factor == 0, torch.zeros_like(blocks), blocks / factor)
-    return Quantised(_elements(scaled, x, "e2m1"), to_tiles(torch, scales), tensor_scale)
+    own = tensor_scale.detach() if tensor_scale.requires_grad else tensor_scale
+    return Quantised(_elements(scaled, x, "e2m1"), to_tiles(torch, scales), own)
 
 
 def _mx(x: torch.Tensor, word: str) -> Quantised:
@@ -97,6 +101,6 @@ def _elements(scaled: torch.Tensor, x: torch.Tensor, dtype: str) -> torch.Tensor
     """Numbers as elements in the shape of `x`."""
     if DTYPES[dtype].unit == 1:
         largest = DTYPES[dtype].largest
-        return scaled.clamp(-largest, largest).to(getattr(torch, DTYPES[dtype].torch)).view(x.shape)
+        return scaled.clamp(-largest, largest).to(getattr(torch, DTYPES[dtype].torch)).contiguous().view(x.shape)
     packed: torch.Tensor = pack(torch, scaled.reshape(x.shape), dtype)
     return packed

@@ -80,6 +80,8 @@ def register_experts(lib: Library, name: str = "cute_aot", *, overlap: str = OVE
         ALL_FP8_EXPERTS_FUNCTIONS.register(name, experts)
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
 def transpose_experts(model: torch.nn.Module) -> int:
     """Lay weights of experts that a model keeps as (experts, K, N), as GPT-OSS does, in memory as (experts, N, K),
     which kernels read; how many tensors that moved. Those that lie so already stay where they are.

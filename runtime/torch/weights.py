@@ -48,6 +48,7 @@ class PreparedWeight(NamedTuple):
     scale_b: torch.Tensor
 
 
+@torch.no_grad()
 def prepare_weight(
     packed: torch.Tensor, scales: torch.Tensor, layout: str, zeros: torch.Tensor | None = None
 ) -> PreparedWeight:

@@ -54,6 +54,14 @@ def test_it_is_what_experts_make_in_four_launches(lib: ExpertsOnCpu, ids: Any) -
     assert lib.calls == FOUR
 
 
+@pytest.mark.parametrize("none", [1 << 32, -(1 << 63), (1 << 63) - 1])
+def test_an_id_beyond_32_bits_is_of_no_expert(lib: ExpertsOnCpu, none: int) -> None:
+    hidden, w13, w2, ids, weights = tensors()
+    ids, fewer = ids.long(), ids.long().clone()
+    ids[:, 0], fewer[:, 0] = none, -1
+    assert torch.equal(aot.moe(lib, hidden, w13, w2, ids, weights), aot.moe(lib, hidden, w13, w2, fewer, weights))
+
+
 def test_gates_that_take_turns_with_up(lib: ExpertsOnCpu) -> None:
     hidden, w13, w2, ids, weights = tensors()
     found = aot.moe(lib, hidden, w13, w2, ids, weights, activation="swiglu_interleaved")
