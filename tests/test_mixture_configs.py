@@ -123,13 +123,26 @@ def test_layers_that_no_kernel_makes_are_left_out_and_said() -> None:
     assert warnings(published("qwen2.5-vl-7b")) == ["the vision tower is left out"]
 
 
+@pytest.mark.parametrize(("name", "model_type"), [("deepseek-v2", "deepseek_v2"), ("deepseek-v3", "kimi_k2")])
+def test_deepseeks_router_is_a_layer_unless_its_config_asks_for_float32(name: str, model_type: str) -> None:
+    """As vLLM's `_get_moe_router_dtype` has it."""
+    of = published(name, model_type=model_type)
+    (router,) = (gemm for gemm in manifest(of).gemms if gemm.name == "router")
+    s = router.signature
+    assert (s.d, s.n, s.k) == ("bf16", of["n_routed_experts"], of["hidden_size"])
+    assert warnings(of) == []
+    in_f32 = {**of, "moe_router_dtype": "float32"}
+    assert warnings(in_f32) == ["the router is left out, since it is computed in float32"]
+    assert "router" not in {gemm.name for gemm in manifest(in_f32).gemms}
+
+
 # --- weights that are quantised ---
 
 
 def test_weights_in_fp8_by_blocks_make_the_manifest_so() -> None:
     built = manifest(published("deepseek-v3", quantization_config=FP8))
     types = {gemm.name: (gemm.signature.a, gemm.signature.scaling) for gemm in built.gemms}
-    assert types.pop("lm_head") == ("bf16", "none")
+    assert {types.pop(name) for name in ("router", "lm_head")} == {("bf16", "none")}
     assert {types.pop(name) for name in list(types) if name.endswith(".few")} == {("bf16", "block_weight")}
     assert set(types.values()) == {("e4m3", "block")}
     found = experts(built)

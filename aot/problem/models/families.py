@@ -6,7 +6,7 @@ What a row says is what the transformers model class does. What no row says is r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .attention import gated_and_linear, heads, latent
 from .config import Fields
@@ -58,7 +58,7 @@ _DEEPSEEK = Mixture(
     ("n_routed_experts", "num_local_experts"),
     shared="moe_intermediate_size",
     shared_times="n_shared_experts",
-    router="f32",
+    router="by_config",
 )
 _TURNED = "experts' weights in the file are (experts, K, N): transpose them to (experts, N, K)"
 
@@ -164,7 +164,7 @@ _MIXTURES = {
         {"head_dim": 128},
         mixture=Mixture(every, ("num_local_experts",), inner="intermediate_size", router="f32"),
     ),
-    "glm4_moe": Family(("Glm4MoeForCausalLM",), _SPLIT_HEAD, mixture=_DEEPSEEK, biases=_QKV),
+    "glm4_moe": Family(("Glm4MoeForCausalLM",), _SPLIT_HEAD, mixture=replace(_DEEPSEEK, router="f32"), biases=_QKV),
     "llama4": Family(("Llama4ForConditionalGeneration",), text="llama4_text"),
     "llama4_text": Family(
         ("Llama4ForCausalLM",),

@@ -47,8 +47,9 @@ class Mixture:
 
     `sparse` tells how many layers have it. `shared` is the field that says how wide the shared expert is, and
     `shared_times` one that says how many times that is; empty where there is none. `shared_gate` says that a layer of
-    one output weighs it. The router is a plain layer, has a bias, or is computed in f32. `dense` is the field of the
-    other layers' MLP. `gate`, `bias`, `on_input` and `note` are as of `Experts`.
+    one output weighs it. The router is a plain layer, has a bias, or is computed in f32, always or, "by_config", where
+    `moe_router_dtype` is float32. `dense` is the field of the other layers' MLP. `gate`, `bias`, `on_input` and `note`
+    are as of `Experts`.
     """
 
     sparse: Callable[[Fields, int], int]
@@ -57,7 +58,7 @@ class Mixture:
     shared: str = ""
     shared_times: str = ""
     shared_gate: bool = False
-    router: Literal["plain", "bias", "f32"] = "plain"
+    router: Literal["plain", "bias", "f32", "by_config"] = "plain"
     dense: str = "intermediate_size"
     gate: str = ""
     bias: bool = False
@@ -96,7 +97,8 @@ def mixture(fields: Fields, of: Mixture, sparse: int, biased: Set[str]) -> tuple
             f"{fields.name('swiglu_limit')} must be {CLAMPED_LIMIT}, found {short(limit)}; no kernel has another"
         )
     linears, remarks = [], []
-    if of.router == "f32":
+    by_config = of.router == "by_config" and fields.config.get("moe_router_dtype") == "float32"
+    if of.router == "f32" or by_config:
         remarks.append("the router is left out, since it is computed in float32")
     else:
         router = Linear(
