@@ -55,7 +55,42 @@ def test_tokens_of_all_data_parallel_ranks_meet_at_the_experts() -> None:
     built = manifest(published("qwen3-30b-a3b"), 2, ep=8)
     assert experts(built)["permute"].tokens == (4 * 16,)
     assert experts(built)["gate_up"].tokens == (4 * 16 * 8 // 8,)
-    assert {gemm.tokens for gemm in built.gemms} == {(16,)}
+    assert {gemm.tokens for gemm in built.gemms if gemm.name != "router"} == {(16,)}
+
+
+# Those whose blocks in vLLM 0.25 ask for `use_sequence_parallel_moe`.
+SEQUENCE_PARALLEL = [
+    *("qwen3-30b-a3b", "qwen3-vl-30b-a3b", "qwen3-next-80b-a3b", "qwen3.5-35b-a3b", "gpt-oss-20b"),
+    *("deepseek-v2", "deepseek-v3", "llama-4-scout"),
+]
+OF_MIXTURE = ("router", "shared_gate_up", "shared_down")
+
+
+def of_mixture(built: Manifest) -> dict[str, tuple[int, int, tuple[int, ...]]]:
+    """N, K and the tokens of the router and the shared expert, by name."""
+    found = {gemm.name: gemm for gemm in built.gemms if gemm.name in OF_MIXTURE}
+    return {name: (gemm.signature.n, gemm.signature.k, gemm.tokens) for name, gemm in found.items()}
+
+
+@pytest.mark.parametrize("name", SEQUENCE_PARALLEL)
+def test_with_data_parallel_ranks_router_and_shared_expert_are_whole_for_a_part_of_the_tokens(name: str) -> None:
+    tokens = (1, 3, 16, 17, 64)
+    whole = of_mixture(manifest(published(name), tokens=tokens))
+    built = manifest(published(name), 2, ep=4, tokens=tokens)
+    assert of_mixture(built) == {layer: (n, k, (1, 2, 8, 9, 32)) for layer, (n, k, _) in whole.items()}
+    assert {gemm.tokens for gemm in built.gemms if gemm.name not in OF_MIXTURE} == {tokens}
+    assert loads(dump(built)).gemms == built.gemms
+
+
+@pytest.mark.parametrize(
+    ("name", "ep"),
+    [
+        *((name, 2) for name in SEQUENCE_PARALLEL),
+        *((name, 4) for name in ("glm-4.5", "minimax-m2", "mixtral-8x7b", "olmoe-1b-7b", "qwen1.5-moe-a2.7b")),
+    ],
+)
+def test_otherwise_router_and_shared_expert_are_as_without_expert_parallelism(name: str, ep: int) -> None:
+    assert of_mixture(manifest(published(name), 2, ep=ep)) == of_mixture(manifest(published(name), 2))
 
 
 def test_model_is_named_after_its_expert_parallel_ranks() -> None:

@@ -11,11 +11,13 @@ SGLang lay the weights out, for example:
     lm_head  n = vocabulary/tp, k = hidden
 
 KV heads are replicated where tp exceeds them, the router of a mixture of experts is on every rank, and the vocabulary
-is padded to a multiple of 64. A layer with a bias adds it in its GEMM, whether or not anything else is fused; but o and
-down, whose partial results an all-reduce adds up, do so on rank 0 only, so there are two GEMMs of each. In fp8 servers
-add it afterwards, and only where something is fused do GEMMs. Fused, gate_up takes in the activation of the MLP, its
-weight being gate and up one after the other, and o and down the residual, where nothing lies between: no all-reduce and
-no norm. Experts are operations, and always have their activation: `aot.problem.models.experts`.
+is padded to a multiple of 64. With data parallelism too most mixtures' shared expert is whole on every rank, and with
+the router gets a part of the tokens there. A layer with a bias adds it in its GEMM, whether or not anything else is
+fused; but o and down, whose partial results an all-reduce adds up, do so on rank 0 only, so there are two GEMMs of
+each. In fp8 servers add it afterwards, and only where something is fused do GEMMs. Fused, gate_up takes in the
+activation of the MLP, its weight being gate and up one after the other, and o and down the residual, where nothing lies
+between: no all-reduce and no norm. Experts are operations, and always have their activation:
+`aot.problem.models.experts`.
 
 Vision towers are other models and not covered.
 """
@@ -128,8 +130,8 @@ def manifest_from_config(
     ms = tuple(sorted(set(wanted.tokens)))
     few = tuple(m for m in ms if m <= MOST_LOGITS) or ms[:1]
     gemms = tuple(
-        Gemm(name, signature, *_times(layer, found.depth, few if layer.last else ms))
-        for layer, name, signature in _gemms(found, wanted.tp, layers)
+        Gemm(name, signature, *_times(layer, found.depth, ranks.tokens(layer, few if layer.last else ms)))
+        for layer, name, signature in _gemms(found, ranks, layers)
     )
     if wanted.in_graph:
         gemms = _all_ways(found, gemms)
@@ -139,7 +141,7 @@ def manifest_from_config(
             uses = of_experts.operations(found.experts, ranks, layers.experts, ms)
         except RecordError as error:
             found.fail(str(error))
-    for layer in _left_out(found, wanted.tp, layers):
+    for layer in _left_out(found, ranks, layers):
         n, _ = layer.shape(wanted.tp)
         on_warning(f"{source}: {layer.name} is left out, since rows of its {n} outputs are no multiple of 16 bytes")
     if found.experts and not layers.experts:
@@ -415,19 +417,24 @@ def _activation(found: Model, fuse: bool) -> str:
     return activation
 
 
-def _gemms(found: Model, tp: int, layers: _Layers) -> Iterator[tuple[Linear, str, Signature]]:
+def _linears(found: Model, ranks: Ranks) -> list[Linear]:
+    """The linear layers, those whole that every rank has all of."""
+    return [layer.whole() if ranks.sequence_parallel(layer) else layer for layer in found.linears]
+
+
+def _gemms(found: Model, ranks: Ranks, layers: _Layers) -> Iterator[tuple[Linear, str, Signature]]:
     """Every GEMM of one rank by name, with the layer that it is of; `tp` must divide, see `_obstacle`."""
-    left_out = _left_out(found, tp, layers)
-    for layer in found.linears:
+    left_out = _left_out(found, ranks, layers)
+    for layer in _linears(found, ranks):
         if layer not in left_out:
-            for name, signature in layers.on(layer, tp):
+            for name, signature in layers.on(layer, ranks.tp):
                 yield layer, name, signature
 
 
-def _left_out(found: Model, tp: int, layers: _Layers) -> list[Linear]:
+def _left_out(found: Model, ranks: Ranks, layers: _Layers) -> list[Linear]:
     """The layers that may go, and that no manifest may hold."""
-    may_go = [layer for layer in found.linears if layer.may_go]
-    return [layer for layer in may_go if signature_problem(layers.signature(layer, tp, layers.adds_bias(layer)))]
+    may_go = [layer for layer in _linears(found, ranks) if layer.may_go]
+    return [layer for layer in may_go if signature_problem(layers.signature(layer, ranks.tp, layers.adds_bias(layer)))]
 
 
 def _is_gated(found: Model) -> bool:
@@ -451,7 +458,7 @@ def _times(layer: Linear, depth: int, tokens: tuple[int, ...]) -> tuple[int, tup
 
 def _obstacle(found: Model, ranks: Ranks, layers: _Layers) -> str | None:
     """Why this model cannot be split over such ranks, naming the field; None when it can."""
-    for layer in found.linears:
+    for layer in _linears(found, ranks):
         for extent in (*layer.n, layer.k):
             if problem := extent.obstacle(ranks.tp):
                 return problem + (f", padded to a multiple of {VOCABULARY_PADDING}" if layer.last else "")
@@ -459,7 +466,7 @@ def _obstacle(found: Model, ranks: Ranks, layers: _Layers) -> str | None:
                 return f"field {extent.field!r}: {layer.name} at tp {ranks.tp} cuts blocks of {SCALE_BLOCK} scales"
     if found.experts and layers.experts and (problem := of_experts.obstacle(found.experts, ranks, layers.experts)):
         return problem
-    for _, name, signature in _gemms(found, ranks.tp, layers):
+    for _, name, signature in _gemms(found, ranks, layers):
         if complaint := signature_problem(signature):
             return f"gemm {name!r} at tp {ranks.tp}: {complaint[0]} {complaint[1]}"
     return None

@@ -18,7 +18,7 @@ from runtime.numbers.scaling import SCALE_BLOCK, SCALINGS
 from runtime.numbers.weights import BLOCK_ROWS, FORMATS, WeightFormat
 
 from ..manifest import Use, signature_problem, use
-from .layers import Experts
+from .layers import Experts, Linear
 
 _PADDED = "mxfp4_weight"
 
@@ -31,6 +31,16 @@ class Ranks:
 
     tp: int
     ep: int = 1
+
+    def sequence_parallel(self, layer: Linear) -> bool:
+        """Whether each tensor-parallel rank has all of a layer, for its part of the tokens, as in vLLM
+        (`use_sequence_parallel_moe`)."""
+        return layer.sequence_parallel and 1 < self.tp < self.ep
+
+    def tokens(self, layer: Linear, tokens: Sequence[int]) -> tuple[int, ...]:
+        """How many tokens a layer gets, in ascending order, for so many of the tensor-parallel group."""
+        shares = self.tp if self.sequence_parallel(layer) else 1
+        return tuple(sorted({-(-m // shares) for m in tokens}))
 
     def local(self, experts: Experts) -> int:
         """How many experts are on one rank."""

@@ -1,6 +1,7 @@
 """The model types that are read, and what each is made of: `FAMILIES`, the whole knowledge of models.
 
-What a row says is what the transformers model class does. What no row says is refused by name; nothing is guessed.
+What a row says is what the transformers model class does, and of routers' types and of ranks what vLLM does. What no
+row says is refused by name; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ _DEEPSEEK = Mixture(
     shared="moe_intermediate_size",
     shared_times="n_shared_experts",
     router="by_config",
+    sequence_parallel=True,
 )
+_GLM = replace(_DEEPSEEK, router="f32", sequence_parallel=False)
 _TURNED = "experts' weights in the file are (experts, K, N): transpose them to (experts, N, K)"
 
 _DENSE = {
@@ -119,18 +122,18 @@ _MIXTURES = {
         mixture=Mixture(by_step, shared="shared_expert_intermediate_size", shared_gate=True),
         biases={"qkv_bias": ("qkv",)},
     ),
-    "qwen3_moe": Family(("Qwen3MoeForCausalLM",), mixture=Mixture(by_step), biases=_ATTENTION),
+    "qwen3_moe": Family(("Qwen3MoeForCausalLM",), mixture=Mixture(by_step, sequence_parallel=True), biases=_ATTENTION),
     "qwen3_vl_moe": Family(("Qwen3VLMoeForConditionalGeneration",), text="qwen3_vl_moe_text"),
     "qwen3_vl_moe_text": Family(
         ("Qwen3VLMoeForConditionalGeneration",),
-        mixture=Mixture(by_step, note=_TURNED),
+        mixture=Mixture(by_step, sequence_parallel=True, note=_TURNED),
         biases=_ATTENTION,
     ),
     "qwen3_next": Family(
         ("Qwen3NextForCausalLM",),
         _GATED_AND_LINEAR,
         attention=gated_and_linear,
-        mixture=Mixture(by_step, shared="shared_expert_intermediate_size", shared_gate=True),
+        mixture=Mixture(by_step, shared="shared_expert_intermediate_size", shared_gate=True, sequence_parallel=True),
         biases=_ATTENTION,
         rms_norms=False,
     ),
@@ -139,7 +142,7 @@ _MIXTURES = {
         ("Qwen3_5MoeForCausalLM",),
         _GATED_AND_LINEAR,
         attention=gated_and_linear,
-        mixture=Mixture(every, shared="shared_expert_intermediate_size", shared_gate=True),
+        mixture=Mixture(every, shared="shared_expert_intermediate_size", shared_gate=True, sequence_parallel=True),
         biases=_ATTENTION,
         rms_norms=False,
     ),
@@ -150,6 +153,7 @@ _MIXTURES = {
             every,
             inner="intermediate_size",
             router="bias",
+            sequence_parallel=True,
             gate="swiglu_clamped_interleaved",
             bias=True,
             note=f"{_TURNED}, where rows of gate and up take turns, as the epilogue's _interleaved says",
@@ -164,7 +168,7 @@ _MIXTURES = {
         {"head_dim": 128},
         mixture=Mixture(every, ("num_local_experts",), inner="intermediate_size", router="f32"),
     ),
-    "glm4_moe": Family(("Glm4MoeForCausalLM",), _SPLIT_HEAD, mixture=replace(_DEEPSEEK, router="f32"), biases=_QKV),
+    "glm4_moe": Family(("Glm4MoeForCausalLM",), _SPLIT_HEAD, mixture=_GLM, biases=_QKV),
     "llama4": Family(("Llama4ForConditionalGeneration",), text="llama4_text"),
     "llama4_text": Family(
         ("Llama4ForCausalLM",),
@@ -175,6 +179,7 @@ _MIXTURES = {
             inner="intermediate_size",
             shared="intermediate_size",
             dense="intermediate_size_mlp",
+            sequence_parallel=True,
             on_input=True,
             note=f"{_TURNED}; router weights multiply what experts take (apply_router_weight_on_input)",
         ),

@@ -4,7 +4,7 @@ experts. Knows no families and no element types of kernels."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
 
 from ..manifest import ManifestError
@@ -50,7 +50,9 @@ class Linear:
 
     `n` is the sum of its extents. `gated` says that its outputs are gate and up of an MLP; `residual`, that the
     residual is added to its output, unless the model has something between; `plain`, that fp8 checkpoints keep it in 16
-    bits; `may_go`, that it is left out where its rows do not fill 16 bytes; `last`, that it makes logits.
+    bits; `may_go`, that it is left out where its rows do not fill 16 bytes; `last`, that it makes logits;
+    `sequence_parallel`, that with data parallelism too each tensor-parallel rank has it whole, for its part of the
+    tokens.
     """
 
     name: str
@@ -63,6 +65,12 @@ class Linear:
     plain: bool = False
     may_go: bool = False
     last: bool = False
+    sequence_parallel: bool = False
+
+    def whole(self) -> Linear:
+        """The same layer, all of which is on every rank."""
+        n = tuple(replace(extent, split="whole") for extent in self.n)
+        return replace(self, n=n, k=replace(self.k, split="whole"))
 
     def shape(self, tp: int) -> tuple[int, int]:
         """(n, k) on one of `tp` ranks."""

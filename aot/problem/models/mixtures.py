@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from runtime.numbers.epilogue import CLAMPED_LIMIT
@@ -48,8 +48,8 @@ class Mixture:
     `sparse` tells how many layers have it. `shared` is the field that says how wide the shared expert is, and
     `shared_times` one that says how many times that is; empty where there is none. `shared_gate` says that a layer of
     one output weighs it. The router is a plain layer, has a bias, or is computed in f32, always or, "by_config", where
-    `moe_router_dtype` is float32. `dense` is the field of the other layers' MLP. `gate`, `bias`, `on_input` and `note`
-    are as of `Experts`.
+    `moe_router_dtype` is float32. `dense` is the field of the other layers' MLP. `sequence_parallel`, of router and
+    shared expert, is as of `Linear`; `gate`, `bias`, `on_input` and `note` are as of `Experts`.
     """
 
     sparse: Callable[[Fields, int], int]
@@ -60,6 +60,7 @@ class Mixture:
     shared_gate: bool = False
     router: Literal["plain", "bias", "f32", "by_config"] = "plain"
     dense: str = "intermediate_size"
+    sequence_parallel: bool = False
     gate: str = ""
     bias: bool = False
     on_input: bool = False
@@ -112,6 +113,7 @@ def mixture(fields: Fields, of: Mixture, sparse: int, biased: Set[str]) -> tuple
         linears += dense_mlp(fields, of.shared, sparse, biased, "shared_", times)
         if of.shared_gate:
             remarks.append("the gate of the shared expert is left out, since it has one output")
+    linears = [replace(layer, sequence_parallel=of.sequence_parallel) for layer in linears]
     of_family = of.gate, of.bias, of.on_input, of.note
     experts = Experts(count, top_k, sparse, hidden, inner, (name, of.inner), *of_family)
     return linears, experts, remarks
