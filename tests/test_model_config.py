@@ -96,6 +96,15 @@ def test_gemma_3_takes_its_vocabulary_from_the_class_default() -> None:
     assert shapes(manifest(config("gemma-3-27b")))["lm_head"] == (262208, 5376)
 
 
+def test_an_lm_head_of_too_few_columns_is_left_out_and_said() -> None:
+    gemma = config("gemma-3-27b", torch_dtype="bfloat16")
+    assert warnings(gemma, tp=16)[-1] == (
+        "config.json: lm_head is left out, since rows of its 16388 outputs are no multiple of 16 bytes"
+    )
+    assert list(shapes(manifest(gemma, 16))) == ["qkv", "o", "gate_up", "down"]
+    assert shapes(manifest(gemma, 8))["lm_head"] == (32776, 5376)
+
+
 def test_mistral3_reads_the_text_config() -> None:
     text = config("mistral-small-24b", architectures="absent")
     outer = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": text}

@@ -85,7 +85,7 @@ def _layers(
     attention = family.attention(fields, depth, biased)
     routed, experts, remarks = mixture(fields, of, sparse, biased) if of and sparse else ([], None, [])
     vocabulary = Extent(padded(fields.integer("vocab_size")), 1, "vocab_size", "divided")
-    head = Linear("lm_head", (vocabulary,), Extent(fields.used["hidden_size"]), 1, plain=True, last=True)
+    head = Linear("lm_head", (vocabulary,), Extent(fields.used["hidden_size"]), 1, plain=True, may_go=True, last=True)
     return [*attention, *dense, *routed, head], experts, remarks
 
 
