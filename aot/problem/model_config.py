@@ -120,13 +120,7 @@ def manifest_from_config(
     for remark in _on_experts(found, layers):
         on_warning(f"{source}: {remark}")
     ranks = Ranks(wanted.tp, wanted.ep)
-    if obstacle := _obstacle(found, ranks, layers):
-        valid = [t for t in range(1, MAX_RANKS + 1) if _obstacle(found, Ranks(t, wanted.ep), layers) is None]
-        fit = f"; tp values that fit this model: {', '.join(map(str, valid))}" if valid else ""
-        without = replace(layers, experts=None)
-        if not fit and layers.experts and _obstacle(found, ranks, without) is None and "--no-experts" not in obstacle:
-            fit = "; --no-experts leaves experts out"
-        found.fail(f"{obstacle}{fit}")
+    _require_ranks(found, ranks, layers)
     ms = tuple(sorted(set(wanted.tokens)))
     few = tuple(m for m in ms if m <= MOST_LOGITS) or ms[:1]
     gemms = tuple(
@@ -149,20 +143,12 @@ def manifest_from_config(
         on_warning(f"{source}: the experts are left out; the manifest has {names}")
     targets = wanted.targets
     if targets is None:
-        targets = default_targets([*(gemm.signature for gemm in gemms), *(use.signature for use in uses)])
-        if not targets:
-            every: list[Gemm | Use] = [*gemms, *uses]
-            for item in every:
-                if not computing(item.signature):
-                    found.fail(f"no kernel computes {item.name}: {why_none(_nearest(item), item.signature)}")
-            instead = "leave --fuse out, or name targets" if wanted.fuse else "name targets"
-            found.fail(f"no target has kernels for all of these layers; {instead}")
+        targets = _targets(found, wanted, [*gemms, *uses])
     else:
         _check_served(found, (*gemms, *uses), wanted, targets, on_warning)
     gemms, uses = _with_quantised_tokens(found, wanted, gemms, uses, targets)
     if wanted.targets is None and wanted.quantise:
-        every_signature = [*(gemm.signature for gemm in gemms), *(use.signature for use in uses)]
-        targets = default_targets(every_signature, targets) or targets
+        targets = default_targets(_signatures([*gemms, *uses]), targets) or targets
     if (wanted.in_graph or wanted.quantise) and found.residuals and found.rms_norms:
         of_rows = uses if wanted.quantise else ()
         norms = of_norms(gemms[0].signature.d, [found.used["hidden_size"]], ms, targets, of_rows)
@@ -176,6 +162,35 @@ def manifest_from_config(
         found.depth,
         uses,
     )
+
+
+def _require_ranks(found: Model, ranks: Ranks, layers: _Layers) -> None:
+    """Refuse ranks that the model cannot be spread over, and say which it can."""
+    obstacle = _obstacle(found, ranks, layers)
+    if not obstacle:
+        return
+    valid = [t for t in range(1, MAX_RANKS + 1) if _obstacle(found, Ranks(t, ranks.ep), layers) is None]
+    fit = f"; tp values that fit this model: {', '.join(map(str, valid))}" if valid else ""
+    without = replace(layers, experts=None)
+    if not fit and layers.experts and _obstacle(found, ranks, without) is None and "--no-experts" not in obstacle:
+        fit = "; --no-experts leaves experts out"
+    found.fail(f"{obstacle}{fit}")
+
+
+def _targets(found: Model, wanted: Wanted, items: Sequence[Gemm | Use]) -> tuple[str, ...]:
+    """The targets that have kernels for all of these, at least one."""
+    targets = default_targets(_signatures(items))
+    if not targets:
+        for item in items:
+            if not computing(item.signature):
+                found.fail(f"no kernel computes {item.name}: {why_none(_nearest(item), item.signature)}")
+        instead = "leave --fuse out, or name targets" if wanted.fuse else "name targets"
+        found.fail(f"no target has kernels for all of these layers; {instead}")
+    return targets
+
+
+def _signatures(items: Iterable[Gemm | Use]) -> list[Any]:
+    return [item.signature for item in items]
 
 
 def _with_quantised_tokens(
