@@ -174,8 +174,11 @@ def _layers() -> Contents:
     class ParallelLMHead(VocabParallelEmbedding): ...
 
     class LogitsProcessor(nn.Module):
+        use_fp32_lm_head = False
+
         def _compute_lm_head(self, hidden_states: Any, lm_head: Any, embedding_bias: Any = None) -> Any:
-            return torch.matmul(hidden_states.to(lm_head.weight.dtype), lm_head.weight.T)
+            dtype = torch.float32 if self.use_fp32_lm_head else lm_head.weight.dtype
+            return torch.matmul(hidden_states.to(dtype), lm_head.weight.to(dtype).T)
 
         def _get_logits(
             self, hidden_states: Any, lm_head: Any, logits_metadata: Any, embedding_bias: Any = None

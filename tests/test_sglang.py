@@ -91,6 +91,15 @@ def test_a_head_in_f32_is_left(start: Start) -> None:
     assert "1 x --enable-fp32-lm-head asks for f32" in server.lines[0]
 
 
+def test_a_linear_layer_as_a_head_in_f32_is_left(start: Start) -> None:
+    server = start()
+    head = server.linear(HIDDEN, HIDDEN)
+    server.logits.use_fp32_lm_head = True
+    server.serve(head, enable_fp32_lm_head=True)
+    logits = server.logits(*tensors((5, HIDDEN)), head)
+    assert (logits.dtype, server.lib.calls) == (torch.float32, [])
+
+
 def test_what_the_archive_lacks_stays_sglangs_and_is_named(start: Start) -> None:
     server = start()
     one, lacking = server.linear(HIDDEN, HIDDEN), server.linear(HIDDEN, INNER)

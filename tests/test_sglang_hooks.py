@@ -119,6 +119,8 @@ def test_layers_are_called_through_the_class_at_each_call(sglang: Path) -> None:
     assert text.count("self.quant_method.apply(") >= 3
     heads = ast.unparse(method_of(sglang, hooks.HEAD.module, hooks.HEAD.owner, "_get_logits"))
     assert "self._compute_lm_head(" in heads
+    made = ast.unparse(method_of(sglang, hooks.HEAD.module, hooks.HEAD.owner, "__init__"))
+    assert "self.use_fp32_lm_head = get_global_server_args().enable_fp32_lm_head\n" in made
 
 
 @pytest.mark.parametrize("name", hooks.FP8_METHODS)

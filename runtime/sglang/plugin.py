@@ -105,7 +105,7 @@ class Plugin(Served):
 
         def _compute_lm_head(processor: Any, hidden_states: Any, lm_head: Any, embedding_bias: Any = None) -> Any:
             number = getattr(lm_head, PLAIN, None)
-            if number is None or hidden_states.dim() < 2:
+            if number is None or processor.use_fp32_lm_head or hidden_states.dim() < 2:
                 return computed(processor, hidden_states, lm_head, embedding_bias)
             weight = lm_head.weight
             x = hidden_states.to(weight.dtype).contiguous()
