@@ -47,11 +47,11 @@ def _runner(runners: tuple[type, type]) -> dict[str, Any]:
 
     class ModelRunner:
         def __init__(
-            self, server_args: Any, make: Callable[[], nn.Module], is_draft_worker: bool = False, **ranks: Any
+            self, server_args: Any, make: Callable[[], nn.Module], is_draft_worker: bool = False, **more: Any
         ) -> None:
             self.server_args, self.is_draft_worker, self._make = server_args, is_draft_worker, make
             self.model_config = types.SimpleNamespace(dtype=torch.bfloat16, model_path="org/some-model")
-            vars(self).update(RANKS | ranks)
+            vars(self).update({"is_generation": True} | RANKS | more)
             self.logits: Any = None  # what makes logits of the head, or of an embedding that is tied
             self.graph_runner: Any = None
             self.piecewise_cuda_graph_runner: Any = None

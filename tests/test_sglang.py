@@ -82,6 +82,20 @@ def test_an_embedding_is_a_head_where_there_is_no_other(start: Start) -> None:
     assert "serves 1 of 1 heads (1" in server.lines[1]
 
 
+@pytest.mark.parametrize(
+    ("runner", "served"), [({"pp_size": 2}, 0), ({"pp_size": 2, "pp_rank": 1}, 1), ({"is_generation": False}, 0)]
+)
+def test_heads_that_nobody_multiplies_with_are_neither_required_nor_loaded(
+    start: Start, runner: dict[str, Any], served: int
+) -> None:
+    server = start()
+    for each in (server.embedding, server.head):
+        layers = server.linear(HIDDEN, HIDDEN), each(VOCAB if served else VOCAB + 1, HIDDEN)
+        server.serve(*layers, setting={"cute_aot": {"archive": "model.aot", "required": "layers"}}, ranks=runner)
+        assert ("1 of 1 heads" in server.lines[-1] or "1 of 1 embeddings" in server.lines[-1]) == bool(served)
+        assert f"serves 1 of 1 linear layers{' and ' if served else ' ('}" in server.lines[-1]
+
+
 def test_a_head_in_f32_is_left(start: Start) -> None:
     server = start()
     head = server.head(VOCAB, HIDDEN)

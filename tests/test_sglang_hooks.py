@@ -109,6 +109,7 @@ def test_a_runner_loads_its_model_before_memory_is_measured_and_graphs_are_captu
     ranks = ("tp_rank", "tp_size", "pp_rank", "pp_size", "dp_rank")
     for name in ("server_args", "is_draft_worker", "model_config", *ranks):
         assert f"self.{name} = {name}\n" in text
+    assert "self.is_generation = model_config.is_generation\n" in text
     config = method_of(sglang, "sglang.srt.configs.model_config", "ModelConfig", "__init__")
     assert "self.model_path = model_path\n" in ast.unparse(config)
 

@@ -133,7 +133,7 @@ class Plugin(Served):
                 if experts.is_experts(layer):
                     self._decide_experts(layer, dtype)
                 elif getattr(layer, "weight", None) is not None:
-                    self._decide(layer, server_args, dtype)
+                    self._decide(layer, runner)
                     if self.lib is None:
                         return  # and that was said
             if not server_args.enable_lora:  # adapters of gates are added before the activation
@@ -143,15 +143,17 @@ class Plugin(Served):
         except Exception as error:
             self._give_up(error)
 
-    def _decide(self, layer: Any, server_args: Any, dtype: Any) -> None:
+    def _decide(self, layer: Any, runner: Any) -> None:
         from ..plugin.linears import is_embedding
         from . import fp8
 
         fp8.leave(layer)
-        if fp8.is_fp8(layer):
-            self._decide_fp8(layer, server_args.fp8_gemm_runner_backend, dtype)
+        if is_embedding(layer) and not _has_logits(runner):  # nobody multiplies with it
+            self._leave(layer)
+        elif fp8.is_fp8(layer):
+            self._decide_fp8(layer, runner.server_args.fp8_gemm_runner_backend, runner.model_config.dtype)
         elif is_embedding(layer):
-            self._decide_head(layer, server_args)
+            self._decide_head(layer, runner.server_args)
         else:
             self.decide(layer.quant_method, layer)
 
@@ -221,6 +223,12 @@ def _check_server(server_args: Any) -> None:
         raise ArgumentError("--torchao-config replaces weights after the model was loaded")
     if server_args.cpu_offload_gb > 0 or server_args.offload_group_size > 0:
         raise ArgumentError("weights are offloaded to the CPU, where no kernel of an archive reads them")
+
+
+def _has_logits(runner: Any) -> bool:
+    """Whether a scheduler computes logits, perhaps with an embedding: the last ranks of a pipeline do, of models that
+    generate."""
+    return bool(runner.is_generation and runner.pp_rank == runner.pp_size - 1)
 
 
 def _experts_left(server_args: Any, wanted: bool) -> str:
