@@ -89,6 +89,8 @@ def made_by(x: Any, w13: Any, w2: Any, ids: Any, weights: Any, config: Any) -> A
 
 
 class UnquantizedFusedMoEMethod:
+    use_flashinfer_cutlass = False
+
     def __init__(self, backend: str = "triton", **config: Any) -> None:
         self.runner = MoeRunner(backend, MoeRunnerConfig(**config))
 

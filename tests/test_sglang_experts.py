@@ -146,6 +146,12 @@ def test_experts_of_another_backend_are_left(serve: Any) -> None:
     assert "SGLang computes them by deep_gemm" in server.lines[0]
 
 
+def test_experts_that_a_method_computes_without_its_runner_are_left(serve: Any) -> None:
+    method = UnquantizedFusedMoEMethod()
+    method.use_flashinfer_cutlass = True
+    assert "SGLang computes them by flashinfer_cutlass" in left(serve(), layer_of(method))
+
+
 def test_kernels_that_were_never_run_are_left(serve: Any) -> None:
     assert "never run on a GPU; run: aot tune" in left(serve(state="ranked"), layer_of())
 

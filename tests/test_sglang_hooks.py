@@ -147,6 +147,8 @@ def test_experts_are_computed_by_the_runner_of_their_method(sglang: Path, name: 
     body = "\n".join(ast.unparse(node) for node in class_of(sglang, hooks.EXPERTS_METHODS[name], name))
     assert "self.runner = MoeRunner(" in body
     assert "return self.runner.run(" in body
+    if name != hooks.FP8_EXPERTS:
+        assert "elif self.use_flashinfer_cutlass:" in body
 
 
 def test_ids_of_experts_on_other_ranks_are_taken_to_none_before_they_are_computed(sglang: Path) -> None:

@@ -38,6 +38,7 @@ def decision(lib: Library, layer: Any, dtype: Any) -> ExpertsDecision:
     gate = _GATES.get(config.activation) if config.is_gated else None
     reasons = {
         f"SGLang computes them by {runner.runner_backend.value}": not runner.runner_backend.is_triton(),
+        "SGLang computes them by flashinfer_cutlass": getattr(method, "use_flashinfer_cutlass", False),
         "their dispatcher hands over pieces": runner.fused_func is None,
         f"activation {config.activation}": gate is None,
         "the gate has limits of its own": any(getattr(config, name) is not None for name in _LIMITS),
