@@ -160,6 +160,7 @@ def test_kernels_that_were_never_run_are_left(serve: Any) -> None:
     ("more", "reason"),
     [
         ({"setting": {"cute_aot": {"archive": "model.aot", "experts": False}}}, "the setting leaves experts to it"),
+        ({"enable_lora": True}, "--enable-lora computes them with adapters"),
         ({"enable_torch_compile": True}, "--enable-torch-compile traces them"),
         ({"enable_symm_mem": True}, "--enable-symm-mem wants what they make in memory of its own"),
     ],

@@ -235,6 +235,8 @@ def _experts_left(server_args: Any, wanted: bool) -> str:
     """Why SGLang computes all experts, empty where it need not."""
     if not wanted:
         return "the setting leaves experts to it"
+    if server_args.enable_lora:  # wrapped once the model is loaded
+        return "--enable-lora computes them with adapters"
     if server_args.enable_torch_compile:
         return "--enable-torch-compile traces them"
     if server_args.enable_symm_mem:
