@@ -128,6 +128,44 @@ def test_what_the_archive_lacks_stays_sglangs_and_is_named(start: Start) -> None
     assert "1 x OwnMethod has an apply of its own" in line
 
 
+def packed(server: Server, name: str, of: Any = nn.Module) -> Any:
+    """A layer with a weight of this name, computed by a method of its own."""
+    layer = of() if of is nn.Module else of(VOCAB, HIDDEN)
+    layer.weight = None
+    setattr(layer, name, nn.Parameter(torch.zeros(8, 8, dtype=torch.int32), requires_grad=False))
+    layer.quant_method = server.modules[f"{QUANTIZATION}.unquant"].OwnMethod()
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "int4") for name in ("qweight", "weight_packed", "B")),
+        *((name, "expert") for name in ("w13_qweight", "w13_weight_packed")),
+    ],
+)
+def test_packed_layers_are_named_and_may_be_required(start: Start, name: str, kind: str) -> None:
+    server = start()
+    layers = [server.linear(HIDDEN, HIDDEN), packed(server, name), packed(server, "k_scale")]
+    server.serve(*layers)
+    assert f"0 of 1 {kind} layers; SGLang computes the rest: 1 x OwnMethod computes it (" in server.lines[0]
+    setting = {"cute_aot": {"archive": "model.aot", "required": "layers"}}
+    with pytest.raises(RequiredError, match="1 x OwnMethod computes it"):
+        server.serve(*layers, setting=setting)
+    server.lib.close()  # which a traceback keeps
+
+
+def test_a_packed_embedding_is_named_where_it_is_a_head(start: Start) -> None:
+    server = start()
+    embedding = packed(server, "qweight", server.embedding)
+    server.serve(embedding)
+    server.serve(embedding, server.head(VOCAB, HIDDEN))
+    server.serve(embedding, server.linear(HIDDEN, HIDDEN), ranks={"pp_size": 2})
+    assert "serves 0 of 1 embeddings; SGLang computes the rest: 1 x OwnMethod computes it (" in server.lines[0]
+    assert "serves 1 of 1 heads (" in server.lines[1]
+    assert "serves 1 of 1 linear layers (" in server.lines[2]
+
+
 def test_kernels_that_were_never_run_are_left(start: Start) -> None:
     server = start(state="ranked")
     server.serve(server.linear(HIDDEN, HIDDEN))

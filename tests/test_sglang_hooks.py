@@ -151,6 +151,22 @@ def test_experts_are_computed_by_the_runner_of_their_method(sglang: Path, name: 
         assert "elif self.use_flashinfer_cutlass:" in body
 
 
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("gptq.schemes.gptq_linear", "qweight"),
+        ("compressed_tensors.schemes.compressed_tensors_wNa16", "weight_packed"),
+        ("marlin_utils", "B"),
+        ("moe_wna16", "w13_qweight"),
+        ("compressed_tensors.schemes.compressed_tensors_wNa16_moe", "w13_weight_packed"),
+    ],
+)
+def test_packed_weights_have_these_names(sglang: Path, module: str, name: str) -> None:
+    assert name in hooks.PACKED + hooks.PACKED_EXPERTS
+    text = "\n".join(ast.unparse(node) for node in body_of(sglang, f"sglang.srt.layers.quantization.{module}"))
+    assert f"layer.register_parameter('{name}', " in text
+
+
 def test_ids_of_experts_on_other_ranks_are_taken_to_none_before_they_are_computed(sglang: Path) -> None:
     dispatch = ast.unparse(method_of(sglang, hooks.COMBINE_INPUT[0], "StandardDispatcher", "dispatch"))
     assert "topk_ids=self.local_expert_mapping[topk_output.topk_ids]" in dispatch

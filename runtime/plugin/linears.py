@@ -80,7 +80,7 @@ class Decision:
 
 def decide(lib: Library, layer: Any) -> Decision:
     """What `lib` has for the weight of this layer, and for its bias; only kernels that were found right on a GPU."""
-    kind, with_bias = _kind(layer), is_called_with_bias(layer)
+    kind, with_bias = kind_of(layer), is_called_with_bias(layer)
     if problem := weight_problem(lib, getattr(layer, "weight", None)):
         return Decision(kind, with_bias=with_bias, reason=problem)
     keys, reasons = ["", ""], ["", ""]
@@ -225,10 +225,11 @@ def signature_of(weight: Any, bias: bool) -> Signature:
 
 def is_embedding(layer: Any) -> bool:
     """Whether a layer is an embedding or a head."""
-    return _kind(layer) != "linear layer"
+    return kind_of(layer) != "linear layer"
 
 
-def _kind(layer: Any) -> str:
+def kind_of(layer: Any) -> str:
+    """Of a layer in 16 bits, as `Decision` has it."""
     names = {base.__name__ for base in type(layer).__mro__}
     return "head" if "ParallelLMHead" in names else "embedding" if "VocabParallelEmbedding" in names else "linear layer"
 

@@ -134,6 +134,10 @@ EXPERTS_METHODS = {"UnquantizedFusedMoEMethod": f"{_QUANTIZATION}.unquant", FP8_
 RUNNER = Hook(f"{_MOE}.moe_runner.runner", "MoeRunner", "run", ("self", "dispatch_output", "quant_info", "lora_info"))
 COMBINE_INPUT = (f"{_MOE}.token_dispatcher.standard", "StandardCombineInput")
 
+# Weights of several elements in one, as AWQ, GPTQ, GGUF, compressed-tensors and Marlin name them.
+PACKED = ("qweight", "weight_packed", "B")
+PACKED_EXPERTS = ("w13_qweight", "w13_weight_packed")
+
 # Names that are read, by module: variables, and fields of classes as "Class.field".
 READ = {
     "sglang.srt.server_args": tuple(

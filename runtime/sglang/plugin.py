@@ -136,6 +136,8 @@ class Plugin(Served):
                     self._decide(layer, runner)
                     if self.lib is None:
                         return  # and that was said
+                else:
+                    self._note_packed(layer, runner)
             if not server_args.enable_lora:  # adapters of gates are added before the activation
                 ((silu_and_mul, _),) = hooks.look_up([hooks.ACTIVATION])
                 self._fuse(runner.model, silu_and_mul, hooks.HARMLESS)
@@ -156,6 +158,19 @@ class Plugin(Served):
             self._decide_head(layer, runner.server_args)
         else:
             self.decide(layer.quant_method, layer)
+
+    def _note_packed(self, layer: Any, runner: Any) -> None:
+        """Say of a layer whose weights are packed that SGLang computes it."""
+        from ..plugin.experts import EXPERTS
+        from ..plugin.linears import INT4, Decision, is_embedding, kind_of
+
+        if any(hasattr(layer, name) for name in hooks.PACKED_EXPERTS):
+            kind = EXPERTS
+        elif any(hasattr(layer, name) for name in hooks.PACKED) and (not is_embedding(layer) or _has_logits(runner)):
+            kind = kind_of(layer) if is_embedding(layer) else INT4
+        else:  # such as what scales a KV cache
+            return
+        self._decisions[layer] = Decision(kind, reason=f"{type(layer.quant_method).__name__} computes it")
 
     def _decide_head(self, layer: Any, server_args: Any) -> None:
         from ..plugin.linears import decide
