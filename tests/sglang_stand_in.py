@@ -94,7 +94,8 @@ def _registry() -> dict[str, Any]:
 
         @classmethod
         def apply_hooks(cls) -> None:
-            for target, hooks in cls.hooks.items():
+            of_classes_first = sorted(cls.hooks.items(), key=lambda each: not isinstance(each[1][0][1], type))
+            for target, hooks in of_classes_first:
                 if target not in cls.patched:
                     cls._apply(target, hooks)
                     cls.patched.add(target)
@@ -109,7 +110,7 @@ def _registry() -> dict[str, Any]:
                 owner = getattr(importlib.import_module(module), holder)
             original = function = getattr(owner, name)
             for kind, hook in sorted(hooks, key=lambda each: each[0] is not HookType.REPLACE):
-                function = _wrapper(function, hook, kind is HookType.AROUND)
+                function = hook if isinstance(hook, type) else _wrapper(function, hook, kind is HookType.AROUND)
             setattr(owner, name, function)
             for importer in [m for n, m in sys.modules.items() if n.startswith("sglang")]:
                 for key, value in list(vars(importer).items()):
@@ -427,7 +428,12 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCap
     caplog.set_level(logging.DEBUG, "sglang.cute_aot")
 
     def make(
-        signatures: Any = SERVED, version: str = "0.5.13", load: Any = None, others: Any = (), **more: Any
+        signatures: Any = SERVED,
+        version: str = "0.5.13",
+        load: Any = None,
+        others: Any = (),
+        replaces: Callable[[Any], tuple[str, Any]] | None = None,
+        **more: Any,
     ) -> Server:
         modules = stand_in(version)
         for name, module in modules.items():
@@ -436,6 +442,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCap
         install(Plugin(load or server.load))
         for target, hook in others:  # of another plugin
             server.registry.register(target, hook, modules[REGISTRY].HookType.AROUND)
+        if replaces is not None:  # the same, given the runner's class
+            target, hook = replaces(modules[MODEL_LOADED.module].ModelRunner)
+            server.registry.register(target, hook, modules[REGISTRY].HookType.REPLACE)
         server.registry.apply_hooks()  # as SGLang does when all plugins were called
         return server
 

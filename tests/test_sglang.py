@@ -362,6 +362,25 @@ def test_a_method_that_another_plugin_hooked_is_named(start: Start) -> None:
     assert "SGLANG_PLUGINS=cute_aot" in line
 
 
+def other_load_model(runner: Any) -> None:
+    runner.by_another, runner.model = True, runner._make()
+
+
+@pytest.mark.parametrize("what", ["method", "class"])
+def test_what_another_plugin_loads_models_with_is_called_and_the_model_served(start: Start, what: str) -> None:
+    def replaces(runner: Any) -> tuple[str, Any]:
+        name, _, _ = str(hooks.MODEL_LOADED).rpartition(".")
+        if what == "method":
+            return str(hooks.MODEL_LOADED), other_load_model
+        return name, type("OtherRunner", (runner,), {"load_model": other_load_model})
+
+    server = start(replaces=replaces)
+    runner = server.serve(server.linear(HIDDEN, HIDDEN))
+    assert runner.by_another
+    assert server.registry.problems == []
+    assert "serves 1 of 1 linear layers (1 signatures" in server.lines[0]
+
+
 def test_an_sglang_without_runners_is_one_line(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start()
     monkeypatch.setitem(sys.modules, hooks.MODEL_LOADED.module, None)

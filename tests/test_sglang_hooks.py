@@ -83,14 +83,15 @@ def test_schedulers_that_ray_starts_load_none(sglang: Path) -> None:
     assert "load_plugins" not in text
 
 
-def test_a_replacement_is_called_with_what_the_method_was_called_with(sglang: Path) -> None:
+def test_hooks_are_called_with_what_the_method_was_called_with(sglang: Path) -> None:
     module = "sglang.srt.plugins.hook_registry"
-    assert {"REPLACE"} <= assigned(class_of(sglang, module, "HookType"))
+    assert {"REPLACE", "AROUND"} <= assigned(class_of(sglang, module, "HookType"))
     text = ast.unparse(function_of(sglang, module, "_wrap_fn"))
     assert (
         "@functools.wraps(original_fn)\n        def wrapper(*args, **kwargs):\n            return hook(*args, **kwargs)"
         in text
     )
+    assert "        def wrapper(*args, **kwargs):\n            return hook(original_fn, *args, **kwargs)" in text
     register = ast.unparse(method_of(sglang, module, "HookRegistry", "register"))
     assert "(cls, target: str, hook: Callable, hook_type: HookType=HookType.AFTER, *, source: " in register
     assert assigned(class_of(sglang, module, "HookSource")) == {"plugin_name", "dist_name"}

@@ -22,7 +22,7 @@ _LAYERS = "sglang.srt.layers"
 _QUANTIZATION = f"{_LAYERS}.quantization"
 FP8 = f"{_QUANTIZATION}.fp8_utils"
 
-# Replaced in every process that loads plugins: where a model is loaded, a scheduler's arguments are first seen.
+# Wrapped in every process that loads plugins: where a model is loaded, a scheduler's arguments are first seen.
 MODEL_LOADED = Hook("sglang.srt.model_executor.model_runner", "ModelRunner", "load_model", ("self",))
 # Replaced in a scheduler whose arguments name an archive.
 LINEAR = Hook(f"{_QUANTIZATION}.unquant", "UnquantizedLinearMethod", "apply", ("self", "layer", "x", "bias"))
@@ -183,15 +183,19 @@ _REGISTRY = "sglang.srt.plugins.hook_registry"
 
 
 def begin(make: Make) -> None:
-    """Register the one replacement that every process gets, unless that was done; SGLang applies it when all plugins
-    have registered theirs.
+    """Register the one wrapper that every process gets, unless that was done; SGLang puts it around the method, or
+    what another plugin replaces that or its class by, when all plugins have registered theirs.
 
     Raises:
         ArgumentError: SGLang has no such method, or it has other parameters.
     """
-    ((runner, method),) = look_up([MODEL_LOADED])
+
+    def around(method: Any, *args: Any, **kwargs: Any) -> Any:
+        return make(method)(*args, **kwargs)
+
+    ((runner, _),) = look_up([MODEL_LOADED])
     if not is_marked(runner):
-        _register(MODEL_LOADED, method, make)
+        _register(MODEL_LOADED, around, "AROUND")
         mark(runner)
 
 
@@ -208,7 +212,7 @@ def install(makers: Mapping[Hook, Make]) -> None:
         if not is_marked(method)
     ]
     for hook, _, method in fresh:
-        _register(hook, method, makers[hook])
+        _register(hook, wrapped(method, makers[hook], hook), "REPLACE")
     importlib.import_module(_REGISTRY).HookRegistry.apply_hooks()  # passes over what it hooked before
     hooked = []
     for hook, owner, method in fresh:
@@ -223,7 +227,7 @@ def install(makers: Mapping[Hook, Make]) -> None:
         )
 
 
-def _register(hook: Hook, method: Any, make: Make) -> None:
+def _register(hook: Hook, function: Any, kind: str) -> None:
     registry = importlib.import_module(_REGISTRY)
     source = registry.HookSource("cute_aot", "cute-aot")  # as SGLang's log names who hooked what
-    registry.HookRegistry.register(str(hook), wrapped(method, make, hook), registry.HookType.REPLACE, source=source)
+    registry.HookRegistry.register(str(hook), function, registry.HookType[kind], source=source)
