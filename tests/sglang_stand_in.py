@@ -62,7 +62,7 @@ def arguments(setting: str = "{}", **more: Any) -> Any:
     words |= {"disable_piecewise_cuda_graph": True, "piecewise_cuda_graph_tokens": [8, 16]}
     words |= {"enable_torch_compile": False, "enable_symm_mem": False, "attn_cp_size": 1}
     words |= {"enable_dp_attention": False, "moe_a2a_backend": "none", "moe_dense_tp_size": None}
-    words |= {"enable_attn_tp_input_scattered": False}
+    words |= {"enable_attn_tp_input_scattered": False, "forward_hooks": None}
     assert not set(more) - set(words)
     return types.SimpleNamespace(**words | more)
 

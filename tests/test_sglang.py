@@ -195,12 +195,14 @@ def test_one_gemm_computes_gates_and_activation(start: Start, compiled: bool) ->
     assert "serves 2 of 2 linear layers and 1 activations (2 signatures preloaded" in server.lines[0]
 
 
-@pytest.mark.parametrize("what", ["another forward", "adapters"])
+@pytest.mark.parametrize("what", ["another forward", "adapters", "hooks", "a hook of gates"])
 def test_other_mlps_keep_their_activation(start: Start, what: str) -> None:
     server = start([SWIGLU, DOWN])
     mlp = (server.scaled_mlp if what == "another forward" else server.mlp)(INNER, HIDDEN)
-    before = mlp.act_fn
-    server.serve(mlp, enable_lora=what == "adapters")
+    before, of_server = mlp.act_fn, [{"name": "a", "target_modules": ["*"]}] if what == "hooks" else None
+    if what == "a hook of gates":
+        mlp.gate_up_proj.register_forward_hook(lambda *_: None)
+    server.serve(mlp, enable_lora=what == "adapters", forward_hooks=of_server)
     assert mlp.act_fn is before
     mlp(*tensors((5, HIDDEN)))
     assert server.lib.calls == [(HIDDEN, INNER, "none")]

@@ -196,15 +196,16 @@ def test_layers_in_fp8_that_another_function_computes_are_left_out(record: Any) 
 
 
 def test_activations_are_recorded_as_they_run(record: Any) -> None:
-    """Before they are fused, and not where adapters come between."""
+    """Before they are fused, and not where adapters or hooks come between."""
     swiglu, plain = (key(2 * INNER, HIDDEN, epilogue) for epilogue in ("swiglu", "none"))
     served = [signature(2 * INNER, HIDDEN, epilogue="swiglu"), signature(HIDDEN, INNER)]
-    for lora, expected in ((False, swiglu), (True, plain)):
+    left: tuple[dict[str, Any], ...] = {"enable_lora": True}, {"forward_hooks": [{}]}
+    for more, expected in (({}, swiglu), *((each, plain) for each in left)):
         server, runner, written = record(
-            lambda s: [s.mlp(INNER, HIDDEN)], {"archive": "model.aot"}, signatures=served, enable_lora=lora
+            lambda s: [s.mlp(INNER, HIDDEN)], {"archive": "model.aot"}, signatures=served, **more
         )
         runner.model[0](*tensors((5, HIDDEN)))
-        assert (server.lib.calls[0] == (2 * INNER, HIDDEN, "swiglu")) is not lora
+        assert (server.lib.calls[0] == (2 * INNER, HIDDEN, "swiglu")) == (not more)
         runner.step(batch(2))
         assert written()["layers"][0]["signature"] == expected
 

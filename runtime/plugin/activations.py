@@ -66,9 +66,10 @@ def mlps(model: Any, silu_and_mul: type, besides: frozenset[str] = frozenset()) 
     names that a forward may use before all others without changing what it computes."""
     for module in model.modules():
         activation = getattr(module, "act_fn", None)
-        if type(activation) is not silu_and_mul or _is_watched(activation) or not _uses_no_more(module, besides):
+        if type(activation) is not silu_and_mul or not _uses_no_more(module, besides):
             continue
-        if not getattr(module.gate_up_proj, "gather_output", False):
+        gates = module.gate_up_proj
+        if not (_is_watched(activation) or _is_watched(gates) or getattr(gates, "gather_output", False)):
             yield Mlp(module, activation)
 
 

@@ -145,6 +145,7 @@ READ = {
         for name in (
             *("json_model_override_args", "cpu_offload_gb", "offload_group_size", "torchao_config"),
             *("enable_deterministic_inference", "rl_on_policy_target", "enable_lora", "enable_fp32_lm_head"),
+            "forward_hooks",
             *("enable_two_batch_overlap", "enable_pdmux", "fp8_gemm_runner_backend"),
             *("disable_cuda_graph", "cuda_graph_bs", "speculative_num_draft_tokens"),
             *("disable_piecewise_cuda_graph", "piecewise_cuda_graph_tokens"),

@@ -17,7 +17,7 @@ from ..plugin.settings import Settings
 from ..serve.library import Library
 from ..serve.load import load
 from . import hooks
-from .recording import Recording, engine_and_rank
+from .recording import Recording, engine_and_rank, gated
 from .settings import PLACE, required, settings_of
 
 if TYPE_CHECKING:
@@ -138,9 +138,8 @@ class Plugin(Served):
                         return  # and that was said
                 else:
                     self._note_packed(layer, runner)
-            if not server_args.enable_lora:  # adapters of gates are added before the activation
-                ((silu_and_mul, _),) = hooks.look_up([hooks.ACTIVATION])
-                self._fuse(runner.model, silu_and_mul, hooks.HARMLESS)
+            for mlp in gated(runner.model, server_args):
+                self._fuse_one(mlp)
             self.report([layer for layer in runner.model.modules() if layer in self._decisions])
         except Exception as error:
             self._give_up(error)

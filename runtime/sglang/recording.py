@@ -56,7 +56,7 @@ class Recording(AnyRecording):
             within = runner.model
             if hasattr(within, "model") or hasattr(within, "language_model"):  # an encoder sees other rows
                 within = language_model(within)
-            layers = layers_of(within, _gated(within, runner.server_args))
+            layers = layers_of(within, gated(within, runner.server_args))
             recorder.read(runner.model, layers, _signature_of(runner), capability)
 
         self._read(read)
@@ -177,11 +177,12 @@ def engine_and_rank(runner: Any) -> tuple[int, int]:
     return runner.dp_rank or 0, runner.pp_rank * runner.tp_size + runner.tp_rank
 
 
-def _gated(model: Any, server_args: Any) -> Iterable[Any]:
-    """The MLPs whose activations the plugin would leave to a GEMM."""
+def gated(model: Any, server_args: Any) -> Iterable[Any]:
+    """The MLPs whose activations the plugin leaves to a GEMM, if the archive has it: none where adapters of gates are
+    added before the activation, or hooks are to see what gates give."""
     from ..plugin.activations import mlps
 
-    if server_args.enable_lora:
+    if server_args.enable_lora or server_args.forward_hooks:
         return ()
     ((silu_and_mul, _),) = hooks.look_up([hooks.ACTIVATION])
     return mlps(model, silu_and_mul, hooks.HARMLESS)
