@@ -305,6 +305,43 @@ class Adapted(nn.Module):
         return self.base(x) + x.sum(-1, keepdim=True)
 
 
+class OfMethod(nn.Module):
+    """Has its activation as a method, of which each access makes another object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = linear(INNER), linear(INNER), linear(HIDDEN, INNER)
+
+    def act_fn(self, x: Any) -> Any:
+        return nn.functional.silu(x)
+
+    def forward(self, x: Any) -> Any:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+@pytest.mark.parametrize("act", ["module", "function", "method"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_fused_mlp_is_one_gemm_whatever_its_activation_is_kept_as(lib: OnCpu, act: str, compiled: bool) -> None:
+    torch._dynamo.reset()
+    mlp = OfMethod() if act == "method" else MLP(nn.functional.silu if act == "function" else None).bfloat16()
+    (x,), mlp = tensors((5, HIDDEN)), mlp.eval()
+    wanted = mlp(x)
+    aot.replace_linears(mlp, lib)
+    run = torch.compile(mlp, fullgraph=True, backend="eager") if compiled else mlp
+    with torch.no_grad():
+        assert near(run(x), wanted)
+        assert near(run(x=x), wanted)
+    assert lib.calls == 2 * [(2 * INNER, HIDDEN, "swiglu"), (HIDDEN, INNER, "none")]
+
+
+def test_a_forward_that_a_layer_was_given_since_is_called(lib: OnCpu) -> None:
+    (x,), mlp = tensors((5, HIDDEN)), MLP().bfloat16().eval()
+    aot.replace_linears(mlp, lib)
+    mlp.gate_proj.forward = lambda x: torch.zeros((*x.shape[:-1], INNER), dtype=x.dtype)
+    with torch.no_grad():
+        assert not mlp(x).any()
+
+
 @pytest.mark.parametrize("change", ["adapter", "activation", "hook on gate", "hook on activation"])
 def test_a_fused_mlp_computes_with_what_was_put_into_it_since(lib: OnCpu, change: str) -> None:
     (x,), seen = tensors((5, HIDDEN)), []

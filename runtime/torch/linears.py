@@ -152,22 +152,26 @@ class _AotGated:
     they were and nobody watches them; else the class's own forward computes, with Parameters that are views."""
 
     _aot_gemm: _Gemm
-    _aot_parts: tuple[Any, ...]  # of the GEMM: gate_proj, up_proj and act_fn
+    _aot_parts: tuple[Any, ...]  # of the GEMM: gate_proj, up_proj and act_fn, which is None where it is no module
     down_proj: nn.Module
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         mlp: Any = self
         gate, up, act = self._aot_parts
-        same = mlp.gate_proj is gate and mlp.up_proj is up and mlp.act_fn is act
-        if not same or _watched(self._aot_parts) or kwargs or len(args) != 1:
+        same = mlp.gate_proj is gate and mlp.up_proj is up and mlp._modules.get("act_fn") is act
+        if not same or _watched(self._aot_parts) or len(args) + len(kwargs) != 1:
             result: torch.Tensor = super().forward(*args, **kwargs)  # type: ignore[misc]
             return result
-        return cast(torch.Tensor, self.down_proj(self._aot_gemm(*args)))
+        (x,) = (*args, *kwargs.values())
+        return cast(torch.Tensor, self.down_proj(self._aot_gemm(x)))
 
 
-def _watched(modules: Iterable[Any]) -> bool:
-    """Whether hooks expect to see one of these run."""
-    return any(getattr(module, hooks, None) for module in modules for hooks in _HOOKS)
+def _watched(modules: Iterable[nn.Module | None]) -> bool:
+    """Whether one of these does more than its class says: hooks see it run, or it has a forward of its own."""
+    return any(
+        module is not None and ("forward" in module.__dict__ or any(getattr(module, hooks) for hooks in _HOOKS))
+        for module in modules
+    )
 
 
 @functools.lru_cache(None)
@@ -329,7 +333,7 @@ class _Replacement:
         return ""
 
     def _fuse_mlp(self, parent: nn.Module, layers: tuple[nn.Linear, ...]) -> str:
-        seen = (*layers, parent.act_fn)
+        seen = (*layers, parent._modules.get("act_fn"))
         if _watched(seen):
             return "a hook is registered on a layer that would not be called"
         if layers[0].out_features != layers[1].out_features:

@@ -425,7 +425,8 @@ def _has_logits(vllm_config: Any, rank: int) -> bool:
     """Whether a worker computes logits, perhaps with an embedding: the last ranks of a pipeline do, of models that
     generate."""
     parallel = vllm_config.parallel_config
-    stage = rank // parallel.tensor_parallel_size % parallel.pipeline_parallel_size
+    width = parallel.tensor_parallel_size * getattr(parallel, "prefill_context_parallel_size", 1)
+    stage = rank // width % parallel.pipeline_parallel_size
     return bool(vllm_config.model_config.runner_type != "pooling" and stage == parallel.pipeline_parallel_size - 1)
 
 
