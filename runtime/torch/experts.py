@@ -25,7 +25,7 @@ from ..program.tensor import dtype_name
 from ..quantise import Signature as Quantise
 from ..serve.library import Library
 from .operations import call
-from .operator import OPERATORS, TAGS, bare, library_of, refuse_gradient, register, register_by_id
+from .operator import OPERATORS, TAGS, bare, library_of, number_of, refuse_gradient, register
 from .weights import PreparedWeight
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def moe(
         KernelMiss: the archive lacks a function of one of these; the message names it, and the nearest entries.
         ArgumentError: the tensors do not go together, or a gradient would have to be recorded.
     """
-    number = register_by_id(id(lib)) if torch.compiler.is_compiling() else register(lib)
+    number = number_of(lib)
     if isinstance(w13, PreparedWeight):
         w13, more["w13_scale"] = _parts(w13, more.get("w13_scale"))
     if isinstance(w2, PreparedWeight):

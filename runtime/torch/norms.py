@@ -12,7 +12,7 @@ from ..rmsnorm import USUAL_EPS
 from ..serve.library import Library
 from . import direct
 from .direct_calls import DIRECT, Direct
-from .operator import OPERATORS, TAGS, refuse_gradient, register, register_by_id, tell_inductor
+from .operator import OPERATORS, TAGS, number_of, refuse_gradient, tell_inductor
 
 OPERATORS.define("add_rmsnorm(int library, Tensor x, Tensor residual, Tensor weight, float eps) -> Tensor", tags=TAGS)
 
@@ -57,7 +57,7 @@ def add_rmsnorm(
         ArgumentError: the tensors do not go together, or a gradient would have to be recorded.
         KernelMiss: the archive has no such signature.
     """
-    number = register_by_id(id(lib)) if torch.compiler.is_compiling() else register(lib)
+    number = number_of(lib)
     refuse_gradient("add_rmsnorm", (x, residual, weight))
     y, total = ADD_RMSNORM(number, x, residual, weight, eps)
     return y, total

@@ -26,9 +26,8 @@ from .operator import (
     bare,
     description,
     library_of,
+    number_of,
     refuse_gradient,
-    register,
-    register_by_id,
     tell_inductor,
 )
 
@@ -56,7 +55,7 @@ def call(lib: Library, operation: str, *tensors: torch.Tensor, out: torch.Tensor
             archive's kernels do not do.
     """
     known = operators_of(operation)
-    number = register_by_id(id(lib)) if torch.compiler.is_compiling() else register(lib)
+    number = number_of(lib)
     refuse_gradient(operation, [*tensors, *(x for x in words.values() if isinstance(x, torch.Tensor))])
     if out is None:
         return known.functional(number, *tensors, **words)

@@ -72,6 +72,11 @@ def register_by_id(object_id: int) -> int:
     return register(alive[object_id])
 
 
+def number_of(lib: Library) -> int:
+    """`register`, also where torch traces the call."""
+    return register_by_id(id(lib)) if torch.compiler.is_compiling() else register(lib)
+
+
 def library_of(number: int) -> Library:
     """The library that `register` gave this number.
 
@@ -226,7 +231,7 @@ def gemm(
     Raises:
         ArgumentError: also where a gradient would have to be recorded, which the archive's kernels do not do.
     """
-    number = register_by_id(id(lib)) if torch.compiler.is_compiling() else register(lib)
+    number = number_of(lib)
     refuse_gradient("gemm", (a, b, *(x for x in more.values() if isinstance(x, torch.Tensor))))
     if out is None:
         result: torch.Tensor = GEMM(number, a, b, **more)
