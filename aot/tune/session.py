@@ -92,8 +92,7 @@ class Tuned:
     def is_looked_at(self) -> bool:
         """Whether functions are looked at between the points: those that a baseline came near to, of an operation whose
         `Tuning` says `looks_between`."""
-        looks = tuning(self.signature).looks_between
-        return bool(looks) and any(found.baseline_is_near() for found in self.measured)
+        return tuning(self.signature).looks_between and any(found.baseline_is_near() for found in self.measured)
 
     def right(self) -> list[str]:
         """The functions that may serve, once they are checked."""
