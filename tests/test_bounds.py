@@ -211,7 +211,9 @@ def test_the_page_says_what_steps_without_a_graph_take() -> None:
         f"{said.format(*prefill(channel), *prefill(blocks), *prefill(bf16))} of which GEMMs need {needed:.0f}." in page
     )
     earlier = [prefill(run) for run in (PAIRED, 17, 11)]
-    said = "ours at {:.0f} and {:.0f} by channel, stock at {:.0f} and {:.0f}, and by blocks at {:.0f} and {:.0f}."
+    said = (
+        "ours at {:.0f} and {:.0f} by channel, stock at {:.0f} and {:.0f}; by blocks ours at {:.0f}, stock at {:.0f}."
+    )
     assert said.format(*(of[i] for i in (0, 1) for of in earlier[:2]), *earlier[2]) in page
     pair = runs[PAIRED]["stock"], runs[PAIRED][bounds.AGAIN]
     took = [f"{1e3 * of['prefill']['700']['s']:.0f}" for of in pair]
